@@ -16,7 +16,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Hashable
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import gymnasium
@@ -144,20 +143,14 @@ class Policy:
     """A causal language model that plays. `core` is the model inside a LoRA wrapper, if any."""
 
     def __init__(self, model, reference, tokenizer, args):
-        self.model, self.reference, self.tokenizer, self.args = (
-            model.eval(),
-            reference,
-            tokenizer,
-            args,
-        )
-        self.core = (
-            reference if args.lora_rank else model
-        )  # PEFT puts its adapter into the reference
-        self.device, self.meter = model.device, Counter(began=time.perf_counter())  # costs so far
+        self.model, self.tokenizer, self.args = model.eval(), tokenizer, args
+        # What the KL compares with. PEFT puts its adapter into it, to be switched off.
+        self.reference, self.core = reference, reference if args.lora_rank else model
+        self.device, self.meter = model.device, Counter(began=time.perf_counter())  # cost so far
         # Arithmetic in bf16 on a GPU. Weights stay fp32: in bf16 a step of 1e-6 would vanish.
         self.bf16 = self.device.type == "cuda" and torch.cuda.is_bf16_supported()
         self.precision = torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
-        self.encode = partial(tokenizer.encode, add_special_tokens=False)  # the template has them
+        self.encode = lambda text: tokenizer.encode(text, add_special_tokens=False)
         # What the chat template puts before and after an observation that follows an action.
         text = self.render(("user", "[[first]]"), ("assistant", "[[reply]]"), ("user", "[[next]]"))
         self.between, self.after = text.split("[[reply]]")[-1].split("[[next]]")
@@ -185,14 +178,13 @@ def load_policy(args):
     path, load = Path(args.model), transformers.AutoModelForCausalLM.from_pretrained
     name, file = (path.parent, path.name) if path.suffix == ".gguf" else (args.model, None)
     with explain(f"load the model {args.model!r}"):
-        if not path.exists() and args.model.count("/") != 1:
+        if not path.exists() and (file or args.model.count("/") != 1):
             raise FileNotFoundError("no such folder or file, and hub names are owner/name")
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, gguf_file=file)
         model = load(name, gguf_file=file, dtype=torch.float32)
         model = reference = model.to("cuda" if torch.cuda.is_available() else "cpu")
         if args.lora_rank:
-            import peft  # an optional extra: pip install peft
-
+            peft = importlib.import_module("peft")  # an optional extra: pip install peft
             torch.manual_seed(args.seed)  # the adapter begins at random
             config = peft.LoraConfig(r=args.lora_rank, target_modules="all-linear")
             model = peft.get_peft_model(model, config)
@@ -250,9 +242,9 @@ def play(policy, env, episode, logit_bias):
 
 @torch.no_grad()
 def rollout(policy, envs, seeds=(), prefixes=(), temperature=None, logit_bias=lambda episode: None):
-    """Plays one episode for each seed, then one from each prefix, in waves of len(envs).
+    """Plays one episode for each seed, then one from each prefix, in waves of len(envs); all of a
+    wave together, turn by turn, over one KV cache: every token goes through the model once.
 
-    All advance together, turn by turn, over one KV cache: every token goes through the model once.
     Args: seeds: the tasks, equal ones form a group. prefixes: pairs (episode, t): go on from the
         state before step t of an earlier episode. temperature: default args.temperature; 0 is
         greedy. logit_bias: episode so far -> {token: bias} or None, added to the tempered logits of
@@ -309,11 +301,9 @@ def log_softmax(logits, temperature, bias):
 
 
 def token_logprobs(policy, episodes, core=None, chunk=4096):
-    """Log-probability and entropy of the action tokens of all episodes, in order: two [N].
-
-    Temperature and bias as in the rollout. Only action tokens reach the output layer, `chunk` at a
-    time, and again in the backward pass: no tensor is larger than [chunk, V].
-    """
+    """Log-probability and entropy of all action tokens, in order: two [N]; temperature and bias as
+    in the rollout. Only action tokens reach the output layer, `chunk` at a time and again in the
+    backward pass, so that no tensor is larger than [chunk, V]."""
     core = core or policy.core
     where = [(row, i, e.steps[t]) for row, e in enumerate(episodes) for t, i in e.action_tokens]
     bias = [i == step.tokens[0] and step.info.get("logit_bias") for _, i, step in where]
@@ -336,11 +326,9 @@ def token_logprobs(policy, episodes, core=None, chunk=4096):
 
 
 def policy_loss(new, old, advantages, clip=0.2, ref=None, kl=0.0):
-    """Loss of each token, k3 estimate of KL(new || ref), whether the clip holds it back: three [N].
-
-    -min(ratio A, clip(ratio) A) + kl (exp(ref - new) - (ref - new) - 1): PPO 1707.06347 eq. 7, GRPO
-    2402.03300 eq. 4.
-    """
+    """The clipped surrogate of PPO, 1707.06347 eq. 7, plus the KL term of GRPO, 2402.03300 eq. 4:
+    -min(ratio A, clip(ratio) A) + kl (exp(ref - new) - (ref - new) - 1). All are [N], one a token;
+    returns the loss, the k3 estimate of KL(new || ref), and whether the clip holds the token."""
     ratio = (new - old).exp()
     free, held = ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages
     gap = torch.zeros_like(new) if ref is None else ref - new
@@ -349,13 +337,11 @@ def policy_loss(new, old, advantages, clip=0.2, ref=None, kl=0.0):
 
 
 def update(run, episodes, advantages):
-    """Optimizer steps on one batch of rollouts; returns the metrics of credit and update.
-
-    Args: advantages: for each episode [len(steps)], or [len(token_ids)] for credit that differs
-        within an action; what stands at tokens that are not the policy's is never read.
-    The loss is the mean over all action tokens of the batch. Episodes without credit have no
-    gradient, and are left out unless there is a KL term.
-    """
+    """Optimizer steps on one batch of rollouts, with the mean over all its action tokens as loss;
+    returns the metrics of credit and update. `advantages` has for each episode [len(steps)], or
+    [len(token_ids)] for credit that differs within an action; what stands at tokens that are not
+    the policy's is never read. Episodes without credit have no gradient and are left out, unless
+    there is a KL term."""
     args, policy, began, sums, rows = run.args, run.policy, time.perf_counter(), Counter(), []
     for e, a in zip(episodes, advantages):
         credit = [float(a[i if len(a) == len(e.token_ids) else t]) for t, i in e.action_tokens]
@@ -394,11 +380,9 @@ def update(run, episodes, advantages):
 
 
 class Run:
-    """Everything around the loop: policy, optimizer, log, evaluation, checkpoints.
-
-    `memory`, a method's own dictionary of plain values, tensors and containers of them, is saved
-    and restored too. Chance is not: every iteration seeds all generators from (seed, iteration).
-    """
+    """Everything around the loop: policy, optimizer, log, evaluation, checkpoints. `memory`, a
+    method's own dictionary of plain values, tensors and containers of them, is saved and restored
+    too. Chance is not: every iteration seeds all generators from (seed, iteration)."""
 
     def __init__(self, args, memory=None):
         self.args, self.memory = args, {} if memory is None else memory
@@ -410,10 +394,11 @@ class Run:
         self.optimizer = torch.optim.AdamW(self.weights.values(), args.lr, weight_decay=0.0)
         name = f"{self.method}-{args.env}-{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
         self.out = Path(args.resume or args.out or HERE / "runs" / name.replace("/", "-"))
-        with explain(f"start a run in {self.out}"):
+        with explain(f"read held-out seeds from {args.eval_seeds}"):
             seeds = Path(args.eval_seeds).read_text()
             self.panel = hashlib.sha256(seeds.encode()).hexdigest()[:12]
             self.held_out = [TRAIN_SEEDS + int(seed) for seed in seeds.split()]
+        with explain(f"start a run in {self.out}"):
             if args.resume:
                 self.load()
             self.out.mkdir(parents=True, exist_ok=bool(args.resume))
@@ -453,7 +438,7 @@ class Run:
             self.policy.meter = Counter(began=time.perf_counter())
             yield self.iteration
             bar.set_postfix({key: self.rows[-1][key] for key in ("success", "eval_success")})
-            if self.stopping:
+            if self.stopping and self.rows[-1]["eval_success"] is not None:  # and so a checkpoint
                 break
         curve = [row["eval_success"] for row in self.rows if row["eval_success"] is not None]
         bars = "".join("▁▂▃▄▅▆▇█"[int(7.99 * value)] for value in curve)
@@ -465,17 +450,13 @@ class Run:
         steps = [(e.task, step) for e in played for step in e.steps]
         visits = Counter((task, step.state) for task, step in steps)
         groups = [{e.reward for e in played if e.task == task} for task in {e.task for e in played}]
-        shares = {
-            "success": [e.success for e in played],
-            "return": [e.reward for e in played],
-            "length": [len(e.steps) for e in played],
-            "truncated": [e.truncated for e in played],
-            "dead_groups": [len(outcomes) == 1 for outcomes in groups],
-            "singletons": [visits[task, step.state] == 1 for task, step in steps],
-            "invalid": [not step.valid for _, step in steps],
-        }
         row = {"iteration": self.iteration, "held_out": self.panel, "episodes": len(episodes)}
-        row |= {key: sum(values) / max(len(values), 1) for key, values in shares.items()} | metrics
+        ends = [(e.success, e.reward, len(e.steps), e.truncated) for e in played] or [(0, 0, 0, 0)]
+        row |= zip(("success", "return", "length", "truncated"), np.mean(ends, 0).tolist())
+        turns = [(visits[task, s.state] == 1, not s.valid) for task, s in steps] or [(0, 0)]
+        row |= zip(("singletons", "invalid"), np.mean(turns, 0).tolist())
+        row["dead_groups"] = sum(len(rewards) == 1 for rewards in groups) / max(len(groups), 1)
+        row |= metrics
         row |= {key: meter[key] for key in ("policy_tokens", "env_steps", "extra_passes")}
         row["extra_tokens"] = row["policy_tokens"] - sum(len(e.action_tokens) for e in played)
         row["extra_steps"] = row["env_steps"] - len(steps)

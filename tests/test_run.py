@@ -144,7 +144,7 @@ def fails(capsys, call, *words):
         ({"model": "nosuch/model.gguf"}, ["model.gguf"]),
         ({"model": str(HOUSE / "tests")}, ["tests"]),
         ({"eval_seeds": "nosuch.txt"}, ["nosuch.txt"]),
-        ({"eval_seeds": str(HOUSE / "README.md")}, ["held-out seeds"]),
+        ({"eval_seeds": str(HOUSE / "README.md")}, ["held-out seeds", "README.md"]),
         ({"resume": "nosuch"}, ["nosuch"]),
     ],
 )

@@ -68,7 +68,7 @@ class GridWorld(gymnasium.Env):
         return self.state
 
     def distance(self, state=None):
-        """Fewest actions from `state` (default: the current one) to success; inf if none lead there.
+        """Fewest actions from `state` (default: the current one) to success, inf if there are none.
 
         The truth for luck that does not slip, by breadth-first search over `transition`.
         """
