@@ -125,7 +125,11 @@ def parse_args(args_class):
     if resume := parser.parse_args().resume:
         with explain(f"resume {resume}"):
             parser.set_defaults(**json.loads(Path(resume, "args.json").read_text()))
-    return parser.parse_args_into_dataclasses()[0]
+    (args,) = parser.parse_args_into_dataclasses()
+    for name in ("tasks", "group_size", "max_new_tokens", "epochs", "micro_batch", "eval_every"):
+        if getattr(args, name) < 1:
+            parser.error(f"argument --{name}: must be at least 1")
+    return args
 
 
 @contextlib.contextmanager
@@ -450,20 +454,19 @@ class Run:
         steps = [(e.task, step) for e in played for step in e.steps]
         visits = Counter((task, step.state) for task, step in steps)
         groups = [{e.reward for e in played if e.task == task} for task in {e.task for e in played}]
-        row = {"iteration": self.iteration, "held_out": self.panel, "episodes": len(episodes)}
+        row = {"iteration": self.iteration, "held_out": self.panel, "eval_success": None, **metrics}
+        row |= {"episodes": len(episodes), "failed": len(episodes) - len(played)}
         ends = [(e.success, e.reward, len(e.steps), e.truncated) for e in played] or [(0, 0, 0, 0)]
         row |= zip(("success", "return", "length", "truncated"), np.mean(ends, 0).tolist())
         turns = [(visits[task, s.state] == 1, not s.valid) for task, s in steps] or [(0, 0)]
         row |= zip(("singletons", "invalid"), np.mean(turns, 0).tolist())
         row["dead_groups"] = sum(len(rewards) == 1 for rewards in groups) / max(len(groups), 1)
-        row |= metrics
         row |= {key: meter[key] for key in ("policy_tokens", "env_steps", "extra_passes")}
         row["extra_tokens"] = row["policy_tokens"] - sum(len(e.action_tokens) for e in played)
         row["extra_steps"] = row["env_steps"] - len(steps)
         row["rollout_tokens_per_s"] = meter["rollout_tokens"] / max(meter["rollout_seconds"], 1e-9)
         row["seconds"] = time.perf_counter() - meter["began"]
         row["credit_seconds"] = row["seconds"] - meter["rollout_seconds"] - meter["update_seconds"]
-        row |= {"failed": len(episodes) - len(played), "eval_success": None}
         self.rows.append(row)
         last = self.stopping or self.iteration == args.iterations
         if last or self.iteration % args.eval_every == 0:

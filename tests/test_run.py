@@ -205,6 +205,14 @@ def test_options_on_the_command_line_win_over_resumed_ones(finished, monkeypatch
     assert (args.lr, args.group_size, args.tasks) == (0.5, 2, 1)
 
 
+def test_counts_below_one(monkeypatch, capsys):
+    for name in ("tasks", "group-size", "eval-every"):
+        monkeypatch.setattr(sys, "argv", ["grpo.py", f"--{name}", "0"])
+        with pytest.raises(SystemExit) as error:
+            common.parse_args(grpo.Args)
+        assert error.value.code == 2 and "must be at least 1" in capsys.readouterr().err
+
+
 def test_method_memory_comes_back(finished, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(finished, out)

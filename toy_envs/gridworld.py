@@ -56,14 +56,14 @@ class GridWorld(gymnasium.Env):
 
     def info(self, valid=True):
         return {
-            "state": self.key(),
+            "state": self.state_key(),
             "success": self.outcome(self.state) == 1.0,
             "valid": valid,
             "actions": self.actions,
             "facts": frozenset(self.facts()),
         }
 
-    def key(self):
+    def state_key(self):
         """The identity of the state that credit rules see (a task may hide some of it)."""
         return self.state
 

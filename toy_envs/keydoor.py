@@ -69,7 +69,7 @@ class KeyDoor(GridWorld):
     def outcome(self, state):
         return 1.0 if state[0] == self.goal else None
 
-    def key(self):
+    def state_key(self):
         agent, _, is_open = self.state
         return (agent, is_open) if self.alias else self.state
 
