@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 transformers.utils.logging.disable_progress_bar()
 HERE = Path(__file__).resolve().parent
-TRAIN_SEEDS = 1_000_000  # training draws its tasks below, held-out seeds lie above
+TRAIN_SEEDS = 1_000_000  # training draws its tasks below, held-out tasks are counted from here
 
 
 @dataclass
@@ -113,9 +113,9 @@ class Args:
     clip: float = option(0.2, "the ratio is clipped to 1 - clip .. 1 + clip")
     kl: float = option(0.0, "weight of the KL to the initial policy")
     eval_every: int = option(5, "iterations between evaluations, each with a checkpoint")
-    eval_seeds: str = option(str(HERE / "eval_seeds.txt"), "file of held-out seeds, one a line")
+    eval_seeds: str = option(str(HERE / "eval_seeds.txt"), "held-out tasks, a number on each line")
     eval_temperature: float = option(1.0, "sampling temperature of the evaluation, 0: greedy")
-    out: str = option("", "run folder, must not exist (default: a dated one under runs/)")
+    out: str = option("", "run folder, must not exist; without it a dated one under runs/")
     resume: str = option("", "run folder to go on with; its options are the defaults")
 
 

@@ -40,7 +40,6 @@ class Args(common.Args):
     omega: float = option(0.1, "credit shrinks by this factor for each step of distance")
     graph_weight: float = option(1.0, "weight of the comparison within states")
     episode_weight: float = option(1.0, "weight of the comparison of rollouts")
-    normalize_std: bool = option(True, "divide by the standard deviation of the group")
     anchor: Literal["state", "observation"] = option("state", "what makes two states the same")
 
 
@@ -116,12 +115,7 @@ def train(args):
     for _ in run.iterations():
         episodes = common.rollout(run.policy, run.envs, run.next_tasks())
         advantages = graphgpo_advantages(
-            episodes,
-            args.omega,
-            args.graph_weight,
-            args.episode_weight,
-            args.normalize_std,
-            args.anchor,
+            episodes, args.omega, args.graph_weight, args.episode_weight, anchor=args.anchor
         )
         metrics = common.update(run, episodes, advantages)
         run.log(episodes, metrics)
