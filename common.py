@@ -267,19 +267,18 @@ def rollout(policy, envs, seeds=(), prefixes=(), temperature=None, logit_bias=la
     games = [play(policy, env, episode, logit_bias) for env, episode in zip(envs, episodes)]
     bias = {e: next(game, "over") for e, game in enumerate(games)}  # of the next token
     live = [e for e in bias if bias[e] != "over"]  # the rows of the batch
-    cache, mask = transformers.DynamicCache(), torch.zeros(len(live), 0, device=policy.device)
+    cache, mask = transformers.DynamicCache(), torch.zeros(len(live), 0, dtype=torch.bool)
     temperature = policy.args.temperature if temperature is None else temperature
     while live:
-        new = [episodes[e].token_ids[k:] for e, k in zip(live, mask.sum(1).int().tolist())]
+        new = [episodes[e].token_ids[read:] for e, read in zip(live, mask.sum(1).tolist())]
         if any(len(row) == 1 for row in new):  # an action is unfinished: the others wait
             new = [row if len(row) == 1 else [] for row in new]
         ids = pad_sequence([torch.LongTensor(row) for row in new], True, -1, "left")
-        ids = ids.to(policy.device)  # padded on the left of what is new, and masked
-        mask = torch.cat([mask, ids >= 0], 1)
-        places = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :].long()
+        mask = torch.cat([mask, ids >= 0], 1)  # padded on the left of what is new
+        places = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        inputs = [tensor.to(policy.device) for tensor in (ids.clamp(min=0), mask, places)]
         with policy.precision:  # the cache goes by position: transformers 5.24 renamed it
-            inputs = ids.clamp(min=0), mask, places, cache
-            logits = policy.core(*inputs, use_cache=True, logits_to_keep=1).logits[:, -1]
+            logits = policy.core(*inputs, cache, use_cache=True, logits_to_keep=1).logits[:, -1]
         logp = log_softmax(logits, temperature, [bias[e] for e in live])
         pick = logp.exp().multinomial(1) if temperature else logp.argmax(-1, True)
         policy.meter.update(policy_tokens=sum(map(bool, new)), rollout_tokens=sum(map(len, new)))
@@ -288,9 +287,10 @@ def rollout(policy, envs, seeds=(), prefixes=(), temperature=None, logit_bias=la
                 episodes[e].token_ids += token
                 episodes[e].logprobs += logprob
                 bias[e] = next(games[e], "over")
-        keep = torch.tensor([bias[e] != "over" for e in live], device=policy.device)
-        live, mask = [e for e in live if bias[e] != "over"], mask[keep]
-        cache.batch_select_indices(keep)
+        keep = torch.tensor([bias[e] != "over" for e in live])
+        if not keep.all():  # episodes that end leave the batch
+            live, mask = [e for e in live if bias[e] != "over"], mask[keep]
+            cache.batch_select_indices(keep.to(policy.device))
     policy.meter["rollout_seconds"] += time.perf_counter() - began
     return episodes
 
