@@ -216,7 +216,8 @@ def play(policy, env, episode, logit_bias):
     logit bias. Steps that are there already are played again: same task, actions and luck."""
     observation, info = env.reset(seed=episode.task)
     new = policy.opening(env.unwrapped.instructions, observation)
-    ids, episode.initial_info, t, ended, limit = episode.token_ids, info, 0, False, False
+    episode.initial_info = {**info, "instructions": env.unwrapped.instructions}
+    ids, t, ended, limit = episode.token_ids, 0, False, False
     while not (ended or limit):
         if t == len(episode.steps):  # nothing left to play again: the policy's turn
             ids += new
