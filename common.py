@@ -112,7 +112,7 @@ class Args:
     micro_batch: int = option(16, "transcripts of one forward and backward pass")
     clip: float = option(0.2, "the ratio is clipped to 1 - clip .. 1 + clip")
     kl: float = option(0.0, "weight of the KL to the initial policy")
-    eval_every: int = option(5, "iterations between evaluations, each with a checkpoint")
+    eval_every: int = option(10, "iterations between evaluations, each with a checkpoint")
     eval_seeds: str = option(str(HERE / "eval_seeds.txt"), "held-out tasks, a number on each line")
     eval_temperature: float = option(1.0, "sampling temperature of the evaluation, 0: greedy")
     out: str = option("", "run folder, must not exist; without it a dated one under runs/")

@@ -28,7 +28,16 @@ def run(out, method, seed, options):
     if method == "grpo":
         script = HERE / "grpo.py"
     place = ["--resume" if (out / "checkpoint.pt").exists() else "--out", str(out)]
-    command = [sys.executable, str(script), "--seed", str(seed), *place, *options]
+    command = [
+        sys.executable,
+        str(script),
+        "--seed",
+        str(seed),
+        "--eval-every",
+        "5",
+        *place,
+        *options,
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
