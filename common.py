@@ -372,7 +372,7 @@ def update(run, episodes, advantages):
             sums.update(trained=len(new), kl=kl.sum().item(), entropy=entropy.sum().item())
             sums.update(clip_fraction=held.sum().item(), read=sum(len(e.token_ids) for e in batch))
         norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
-        if not norm.isfinite() or sums["ratio_error"] > (0.5 if policy.bf16 else 1e-4):
+        if not norm.isfinite() or sums["ratio_error"] > (1.0 if policy.bf16 else 1e-4):
             raise FloatingPointError(f"no update: gradient norm {norm}, first log ratio {gap}")
         run.optimizer.step()
         run.optimizer.zero_grad()

@@ -22,22 +22,14 @@ from tqdm import tqdm
 HERE = Path(__file__).resolve().parent
 
 
+def script_of(method):
+    return HERE / ("grpo.py" if method == "grpo" else f"methods/{method}.py")
+
+
 def run(out, method, seed, options):
     """Plays one run to its end, from its checkpoint if there is one; returns its metrics rows."""
-    script = HERE / f"methods/{method}.py"
-    if method == "grpo":
-        script = HERE / "grpo.py"
     place = ["--resume" if (out / "checkpoint.pt").exists() else "--out", str(out)]
-    command = [
-        sys.executable,
-        str(script),
-        "--seed",
-        str(seed),
-        "--eval-every",
-        "5",
-        *place,
-        *options,
-    ]
+    command = [sys.executable, str(script_of(method)), "--seed", str(seed), *place, *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
@@ -108,11 +100,14 @@ if __name__ == "__main__":
     )
     args, options = parser.parse_known_args()
     methods = args.methods.split(",")
+    for method in methods:
+        if not script_of(method).exists():
+            parser.error(f"there is no method {method!r}")
     jobs = [(method, seed) for seed in range(1, args.seeds + 1) for method in methods]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         calls = [
             pool.submit(run, args.out / args.env / f"{method}-{seed}", method, seed,
-                        ["--env", args.env, *options])
+                        ["--env", args.env, "--eval-every", "5", *options])
             for method, seed in jobs
         ]  # fmt: skip
         rows = [call.result() for call in tqdm(calls, desc="runs")]
