@@ -39,6 +39,12 @@ def random_groups(seed, tasks=4):
     return [episodes[i] for i in rng.permutation(len(episodes))]
 
 
+@pytest.fixture(autouse=True)
+def the_same_chance():
+    """No test depends on what ran before it."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def toy_args():
     return common.Args()

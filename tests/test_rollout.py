@@ -226,20 +226,20 @@ def test_luck_is_each_rollouts_own(policy):
 
 def test_bias_bends_sampling_and_stays_with_the_step(policy, envs):
     """Every other action is biased; the recorded log-probabilities are those of the bent policy."""
-    east = policy.tokenizer.convert_tokens_to_ids("east")
+    toggle = policy.tokenizer.convert_tokens_to_ids("toggle")
 
     def bias(episode):
-        return {east: 3.0} if len(episode.steps) % 2 else None
+        return {toggle: 3.0} if len(episode.steps) % 2 else None
 
     episodes = common.rollout(policy, envs, [1, 2, 3, 4], logit_bias=bias)
-    share = [[s.action == "east" for e in episodes for s in e.steps[k::2]] for k in (0, 1)]
+    share = [[s.action == "toggle" for e in episodes for s in e.steps[k::2]] for k in (0, 1)]
     assert sum(share[1]) / len(share[1]) > 2 * sum(share[0]) / len(share[0])
     old = torch.tensor([e.logprobs[i] for e in episodes for _, i in e.action_tokens])
     new, _ = common.token_logprobs(policy, episodes)
     assert (new - old).abs().max() < 1e-4
     e = episodes[0]
     logits = policy.core(torch.tensor([e.token_ids])).logits[0]
-    logits[e.steps[1].tokens[0] - 1, east] += 3.0
+    logits[e.steps[1].tokens[0] - 1, toggle] += 3.0
     i = e.steps[1].tokens[0]
     exact = logits[i - 1].log_softmax(-1)[e.token_ids[i]].item()
     assert e.logprobs[i] == pytest.approx(exact, abs=1e-4)
