@@ -25,7 +25,7 @@ again, in two steps, leaves +0.25 for each round; with kappa=inf every round sum
 falls with the distance, a second break that is nearer can raise it: +0.046 in a line of four.
 Left out: annotating failed rollouts only; scopes of predicates that reset; the ARPO recipes.
 
-    python methods/dars.py                                      # toy, CPU, under 2 minutes
+    python methods/dars.py                                      # toy, CPU
     python methods/dars.py --model Qwen/Qwen2.5-0.5B-Instruct --lr 1e-6 --kl 0.01      # one GPU
 
 KeyDoor, 5 seeds: 0.8 of the held-out tasks after 1353 episodes [1314, 1391] (95 %), 236 before GRPO

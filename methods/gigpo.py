@@ -15,7 +15,7 @@ statistics over step rows.
 Ours: the anchor is the environment's own state key. anchor="observation" is the authors' choice,
 the visible text; where it hides something, steps from different states are compared.
 
-    python methods/gigpo.py                                     # toy, CPU, under 2 minutes
+    python methods/gigpo.py                                     # toy, CPU
     python methods/gigpo.py --model Qwen/Qwen2.5-0.5B-Instruct --lr 1e-6 --kl 0.01     # one GPU
 
 KeyDoor, 5 seeds: 0.8 of the held-out tasks after 1439 episodes [1415, 1464] (95 %), 150 before GRPO

@@ -16,7 +16,7 @@ from the goal (with omega 0.1 from about 7 steps on, with 0.2 from about 10).
 Left out: merging of similar states (difflib); normalize_distance.
 Ours: the anchor is the environment's own state key; the authors take the text, "observation".
 
-    python methods/graphgpo.py                                  # toy, CPU, under 2 minutes
+    python methods/graphgpo.py                                  # toy, CPU
     python methods/graphgpo.py --model Qwen/Qwen2.5-0.5B-Instruct --lr 1e-6 --kl 0.01  # one GPU
 
 KeyDoor, 5 seeds: 0.8 of the held-out tasks after 1436 episodes [1420, 1456] (95 %), 152 before GRPO

@@ -18,7 +18,7 @@ A doubt: mix is the paper's lambda, 0.05 or 0.2, under this reading, and 1 - lam
 the uniform part. At 0.05 no advantage moves by more than 5 %, for which +14 points are a lot.
 Left out: nothing else.
 
-    python methods/sharpo.py                                    # toy, CPU, about 3 minutes
+    python methods/sharpo.py                                    # toy, CPU
     python methods/sharpo.py --model Qwen/Qwen2.5-0.5B-Instruct --lr 1e-6 --kl 0.01    # one GPU
 
 KeyDoor, 5 seeds: 0.8 of the held-out tasks after 1505 episodes [1473, 1547] (95 %), 83 before GRPO
