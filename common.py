@@ -449,8 +449,15 @@ class Run:
         bars = "".join("▁▂▃▄▅▆▇█"[int(7.99 * value)] for value in curve)
         print(f"held-out success {curve[0]:.3f} {bars} {curve[-1]:.3f}\nfiles: {self.out}")
 
-    def log(self, episodes, metrics):
-        """Ends an iteration: a line in metrics.jsonl; when due, an evaluation and a checkpoint."""
+    def evaluate(self, *logit_bias):
+        """Success on the held-out tasks, with the same chance in every evaluation."""
+        transformers.set_seed(0)
+        settings = (self.held_out, (), self.args.eval_temperature, *logit_bias)
+        return float(np.mean([e.success for e in rollout(self.policy, self.envs, *settings)]))
+
+    def log(self, episodes, metrics, guide=None):
+        """Ends an iteration: a line in metrics.jsonl; when due, an evaluation and a checkpoint.
+        A `guide`, the method's logit_bias, adds one under it, as eval_guided."""
         args, meter, played = self.args, self.policy.meter, [e for e in episodes if e.steps]
         steps = [(e.task, step) for e in played for step in e.steps]
         visits = Counter((task, step.state) for task, step in steps)
@@ -471,8 +478,7 @@ class Run:
         self.rows.append(row)
         last = self.stopping or self.iteration == args.iterations
         if last or self.iteration % args.eval_every == 0:
-            transformers.set_seed(0)  # the same chance in every evaluation
-            held_out = rollout(self.policy, self.envs, self.held_out, (), args.eval_temperature)
-            row["eval_success"] = sum(e.success for e in held_out) / len(held_out)
+            row["eval_success"] = self.evaluate()
+            row |= {"eval_guided": self.evaluate(guide)} if guide else {}
             self.save()
         (self.out / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in self.rows))

@@ -62,7 +62,7 @@ def test_smoke(script, tmp_path, few):
         invalid failed coverage mean_abs_advantage ratio_error clip_fraction kl entropy grad_norm
         policy_tokens env_steps extra_passes extra_tokens extra_steps rollout_tokens_per_s
         update_tokens_per_s seconds credit_seconds eval_success"""
-    assert all(set(line) == set(keys.split()) for line in lines)
+    assert all(set(line) >= set(keys.split()) for line in lines)  # a method may add its own
     assert lines[1]["episodes"] == 6 and lines[1]["policy_tokens"] > 0
     common.load_policy(common.Args(model=str(out / "model")))
 
