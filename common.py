@@ -126,9 +126,10 @@ def parse_args(args_class):
         with explain(f"resume {resume}"):
             parser.set_defaults(**json.loads(Path(resume, "args.json").read_text()))
     (args,) = parser.parse_args_into_dataclasses()
-    for name in ("tasks", "group_size", "max_new_tokens", "epochs", "micro_batch", "eval_every"):
-        if getattr(args, name) < 1:
-            parser.error(f"argument --{name}: must be at least 1")
+    for name, value in vars(args).items():
+        least = int(name not in ("seed", "lora_rank", "iterations"))
+        if type(value) is int and value < least:
+            parser.error(f"argument --{name}: must be at least {least}")
     return args
 
 
@@ -456,8 +457,7 @@ class Run:
         return float(np.mean([e.success for e in rollout(self.policy, self.envs, *settings)]))
 
     def log(self, episodes, metrics, guide=None):
-        """Ends an iteration: a line in metrics.jsonl; when due, an evaluation and a checkpoint.
-        A `guide`, the method's logit_bias, adds one under it, as eval_guided."""
+        """Ends an iteration: metrics.jsonl; when due, evaluation (by `guide` too), checkpoint."""
         args, meter, played = self.args, self.policy.meter, [e for e in episodes if e.steps]
         steps = [(e.task, step) for e in played for step in e.steps]
         visits = Counter((task, step.state) for task, step in steps)

@@ -110,7 +110,8 @@ def train(args):
     for _ in run.iterations():
         episodes = common.rollout(run.policy, run.envs, run.next_tasks())
         gaps = hindsight_gaps(run.policy, episodes)
-        advantages = sharpo_advantages(episodes, gaps, args.mix, args.gap_temperature)
+        settings = args.mix, args.gap_temperature, args.normalize_std
+        advantages = sharpo_advantages(episodes, gaps, *settings)
         metrics = common.update(run, episodes, advantages)
         run.log(episodes, metrics)
 

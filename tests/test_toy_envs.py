@@ -1,4 +1,4 @@
-"""KeyDoor: the rules, the text, exact distances, chance, and the protocol of design section 5."""
+"""The toy tasks: rules, text, exact distances, chance, and the protocol of the README."""
 
 import random
 from collections import deque
@@ -16,9 +16,41 @@ def make(**options):
     return gymnasium.make("toy/KeyDoor-v0", **options)
 
 
+TASKS = ["KeyDoor", "Forage", "Workshop", "Fork"]
+
+
 @pytest.mark.parametrize("options", [{}, {"size": 3}, {"alias": True}, {"slip": 0.3}, {"size": 10}])
 def test_check_env(options):
     check_env(make(**options).unwrapped, skip_render_check=True)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_protocol(task):
+    env = gymnasium.make(f"toy/{task}-v0")
+    check_env(env.unwrapped, skip_render_check=True)
+    for seed in range(20):
+        text, start = env.reset(seed=seed)
+        again, same = env.reset(seed=seed)
+        assert text == again and start == same
+        keys = set(start["facts"]) | set(env.unwrapped.prerequisites)
+        for parents in env.unwrapped.prerequisites.values():
+            assert set(parents) <= set(env.unwrapped.prerequisites)
+        over, reward = False, 0.0
+        rng = random.Random(seed)
+        while not over:
+            here = start["state"]
+            *_, info = env.step("dance")
+            assert not info["valid"] and info["state"] == here and not info["success"]
+            _, r, ended, limit, start = env.step(rng.choice(start["actions"]))
+            reward, over = reward + r, ended or limit
+            assert start["valid"] and hash(start["state"]) is not None
+            assert start["facts"] <= set(env.unwrapped.prerequisites)
+        assert start["success"] == (reward == 1.0) and keys
+        if ended:  # nothing happens after the end
+            state = env.unwrapped.state
+            env.unwrapped.step(start["actions"][0])
+            assert env.unwrapped.state == state
+    assert len({env.reset(seed=seed)[0] for seed in range(100)}) > 10 or task == "Forage"
 
 
 def test_same_seed_same_task_and_luck():
@@ -101,8 +133,9 @@ def test_distance_is_exact_from_random_states():
         assert env.distance() == brute_force_distance(env)
 
 
-def test_best_actions_win_in_exactly_the_distance():
-    env = make()
+@pytest.mark.parametrize("task", TASKS)
+def test_best_actions_win_in_exactly_the_distance(task):
+    env = gymnasium.make(f"toy/{task}-v0")
     for seed in range(30):
         _, info = env.reset(seed=seed)
         distance, ended, steps = env.unwrapped.distance(), False, 0
@@ -158,3 +191,145 @@ def test_bearing():
 def test_options_that_make_no_sense():
     with pytest.raises(ValueError, match="size of at least 3"):
         make(size=2)
+
+
+def world(task, **options):
+    return gymnasium.make(f"toy/{task}-v0", **options).unwrapped
+
+
+def test_forage_by_hand():
+    """A 4 x 4 map that is set by hand: what a look tells, what is new, and the F1 of an answer."""
+    env = world("Forage", size=4)
+    env.reset(seed=0)
+    env.gold = ("fig", "olive", "melon", "apple")
+    env.finds = {(0, 0): "fig", (1, 0): "olive", (2, 0): "fig", (3, 3): "melon", (3, 0): "apple"}
+    env.state = (1, 0), frozenset(), frozenset(), False
+    assert env.describe() == "seen nothing . new here"
+    text, _, _, _, info = env.step("look")
+    assert info["found"] == ("fig", "olive", "fig") and info["gold"] == env.gold
+    assert text == "found fig olive fig . seen fig olive . new 1 west 1 south"
+    text, *_, info = env.step("south")
+    assert "found" not in info and text == "seen fig olive . new 1 west"
+    assert info["facts"] == {"fig is found", "olive is found"}
+    *_, info = env.step("look")
+    assert info["found"] == ("olive",)
+    state = env.state
+    assert env.distance() == 6  # east, east, look, south, look, answer
+    _, reward, ended, _, info = env.step("answer")
+    assert (reward, ended, info["success"]) == (pytest.approx(2 * 2 / (2 + 4)), True, False)
+    env.state = state[0], frozenset(env.gold), state[2], False
+    _, reward, _, _, info = env.step("answer")
+    assert reward == 1.0 and info["success"]
+
+
+def test_forage_has_common_kinds_near_and_rare_ones_far():
+    env = world("Forage")
+    for seed in range(30):
+        env.reset(seed=seed)
+        start, _, _, _ = env.state
+        copies = {kind: [c for c, k in env.finds.items() if k == kind] for kind in env.gold}
+        assert [len(copies[kind]) for kind in env.gold] == [3, 3, 1, 1]
+        far = {
+            k: min(abs(x - start[0]) + abs(y - start[1]) for x, y in c) for k, c in copies.items()
+        }
+        assert max(far[k] for k in env.gold[:2]) < min(far[k] for k in env.gold[2:])
+
+
+def test_forage_distance_by_brute_force_over_ways():
+    """All orders of looks at all cells: the shortest walk from which everything was seen."""
+    env = world("Forage", size=4)
+    for seed in range(4):
+        env.reset(seed=seed)
+        assert env.distance() == brute_force_distance_forage(env)
+
+
+def brute_force_distance_forage(env):
+    queue, seen = deque([(env.state[0], frozenset(), 0)]), set()
+    while queue:
+        (x, y), found, steps = queue.popleft()
+        if found == set(env.gold):
+            return steps + 1  # and the answer
+        if (x, y, found) in seen:
+            continue
+        seen.add((x, y, found))
+        near = [(x, y), (x + 1, y), (x - 1, y), (x, y + 1), (x, y - 1)]
+        queue.append(((x, y), found | {env.finds[c] for c in near if c in env.finds}, steps + 1))
+        for a, b in near[1:]:
+            if 0 <= a < env.size and 0 <= b < env.size:
+                queue.append(((a, b), found, steps + 1))
+    return None
+
+
+def test_workshop_by_hand():
+    env = world("Workshop")
+    env.reset(seed=0)
+    env.product, env.recipe = "red chair", ["cut", "drill", "glue", "sand", "paint"]
+    assert env.describe() == "red chair" and env.distance() == 5
+    *_, info = env.step("weld")  # wasted
+    assert (info["tool"], info["matched"], env.state) == ("weld", 0.0, 0)
+    text, reward, ended, _, info = env.step("cut")
+    assert (text, reward, ended, info["matched"]) == ("red chair 1", 0.0, False, 0.2)
+    assert info["facts"] == {"tool 1 is used"} and env.distance() == 4
+    *_, info = env.step("hammer")
+    assert info["tool"] is None and not info["valid"]
+    env._distances = {}
+    state = env.state
+    text, reward, ended, _, info = env.step("glue")  # skips the drill
+    assert (text, reward, ended) == ("red chair spoiled", 0.0, True) and not info["success"]
+    env.state = state
+    for tool in ("drill", "glue", "sand", "paint"):
+        _, reward, ended, _, info = env.step(tool)
+    assert (reward, ended, info["success"], info["matched"]) == (1.0, True, True, 1.0)
+
+
+def test_workshop_transitions_recur_across_products():
+    from toy_envs.workshop import BODIES, FINISHES, Workshop
+
+    edges = {}
+    for finish, end in FINISHES.items():
+        for body, begin in BODIES.items():
+            recipe = f"{begin} {end}".split()
+            assert len(recipe) in (5, 6) and set(recipe) <= set(Workshop.actions)
+            for pair in zip(recipe, recipe[1:]):
+                assert pair[0] != pair[1]
+                edges.setdefault(pair, set()).add((finish, body))
+    assert sum(len(products) >= 4 for products in edges.values()) > len(edges) / 2
+
+
+def test_fork_by_hand():
+    env = world("Fork", length=3, density=0.34)
+    env.reset(seed=0)
+    env.doors, env.names, env.state = {1: "right"}, {1: "fork 1"}, (0, True)
+    assert env.describe() == "fork 1 right . corridor" and env.distance() == 3
+    for action in ("left", "right"):  # no doors here
+        env.step(action)
+        assert env.state == (0, True)
+    assert env.step("forward")[0] == "fork 1" and env.best_actions() == ["right"]
+    env.step("forward")
+    assert env.state == (1, True)
+    wrong, right = env.transition((1, True), "left"), env.transition((1, True), "right")
+    assert (wrong, right) == ((2, False), (2, True))
+    env.state = wrong
+    assert env.describe() == "corridor" and env.distance() == float("inf") and not env.facts()
+    _, reward, ended, _, info = env.step("forward")
+    assert (reward, ended, info["success"]) == (0.0, True, False)
+    env.state = right
+    _, reward, ended, _, info = env.step("forward")
+    assert (reward, ended, info["success"]) == (1.0, True, True)
+    assert info["facts"] == set(env.prerequisites)
+
+
+@pytest.mark.parametrize("length, density, forks", [(16, 0.25, 4), (10, 1.0, 10), (5, 0.0, 0)])
+def test_fork_density(length, density, forks):
+    env = world("Fork", length=length, density=density)
+    env.reset(seed=1)
+    assert len(env.doors) == forks and set(env.doors.values()) <= {"left", "right"}
+    assert env.describe().count("fork") == forks + (0 in env.doors)
+
+
+@pytest.mark.parametrize(
+    "task, options", [("Forage", {"size": 3}), ("Fork", {"length": 0}), ("Fork", {"density": 2})]
+)
+def test_more_options_that_make_no_sense(task, options):
+    with pytest.raises(ValueError, match="size of at least|no length"):
+        world(task, **options)

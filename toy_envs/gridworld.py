@@ -22,6 +22,11 @@ def bearing(origin, target):
     return " ".join(words) or "here"
 
 
+def chain(*facts):
+    """Prerequisites of facts that can only come true one after the other."""
+    return {fact: facts[max(i - 1, 0) : i] for i, fact in enumerate(facts)}
+
+
 class GridWorld(gymnasium.Env):
     """Text in, text out. `reset(seed=s)` fixes the task wholly: same seed, same task.
 
@@ -46,19 +51,20 @@ class GridWorld(gymnasium.Env):
         return self.describe(), self.info()
 
     def step(self, action):
-        valid = action in self.actions
+        done = action
         if action in DIRECTIONS and self.slip and self.np_random.random() < self.slip:
-            action = list(DIRECTIONS)[self.np_random.integers(4)]
-        if valid:
-            self.state = self.transition(self.state, action)
+            done = list(DIRECTIONS)[self.np_random.integers(4)]
+        if action in self.actions and self.outcome(self.state) is None:
+            self.state = self.transition(self.state, done)
         outcome = self.outcome(self.state)
-        return self.describe(), outcome or 0.0, outcome is not None, False, self.info(valid)
+        return self.describe(), outcome or 0.0, outcome is not None, False, self.info(action)
 
-    def info(self, valid=True):
+    def info(self, action=None):
+        """What credit rules may read, after `action` or after a reset."""
         return {
             "state": self.state_key(),
             "success": self.outcome(self.state) == 1.0,
-            "valid": valid,
+            "valid": action is None or action in self.actions,
             "actions": self.actions,
             "facts": frozenset(self.facts()),
         }

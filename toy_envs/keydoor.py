@@ -6,7 +6,7 @@
 A . . # . . .      the key can be dropped and the door closed again.
 """
 
-from toy_envs.gridworld import DIRECTIONS, GridWorld, bearing
+from toy_envs.gridworld import DIRECTIONS, GridWorld, bearing, chain
 
 
 class KeyDoor(GridWorld):
@@ -25,11 +25,7 @@ class KeyDoor(GridWorld):
         "you with it, and walk to the goal. Each turn, answer with one of these actions and "
         "nothing else: " + ", ".join(actions) + "."
     )
-    prerequisites = {
-        "holding the key": (),
-        "the door is open": ("holding the key",),
-        "the goal is reached": ("the door is open",),
-    }
+    prerequisites = chain("holding the key", "the door is open", "the goal is reached")
 
     def __init__(self, size=7, slip=0.0, alias=False):
         super().__init__(slip)

@@ -1,6 +1,6 @@
 """Makes the embedded policy: a tiny Llama that knows the toy tasks, plays badly, uses references.
 
-    python toy_envs/toy_lm/make.py        # a quarter of an hour on a CPU, writes into this folder
+    python toy_envs/toy_lm/make.py        # a quarter of an hour on two cores, writes into this folder
 
 It plays the part that a small instruct model plays at scale. It learns first from nearly clean
 demonstrations, which is fast, then from bad ones, until it plays as badly as they do: hasty, and
@@ -25,18 +25,40 @@ import common  # noqa: E402
 
 FOLDER = Path(__file__).resolve().parent
 FIRST_SEED = 10_000_000  # demonstrations use tasks that nobody trains or evaluates on
-CLEAN, BAD, CLEAN_STEPS, BAD_STEPS = 2000, 3000, 500, 1600
+CLEAN, BAD, CLEAN_STEPS, BAD_STEPS = 2000, 3000, 3000, 4500
 
-# Task: share of bad actions (chosen for a success of 15-35 %), and the hasty ones among them.
-TASKS = {"keydoor": (0.75, lambda text: re.findall("[a-z]+", text.partition("goal")[2])[:2])}
 HASTE = 0.7  # share of the hasty among the bad actions, the rest is random
+
+
+def words_after(mark, text):
+    return re.findall("[a-z]+", text.partition(mark)[2])
+
+
+def forage(text):
+    """The way to what is new, or an answer when everything is known: as much as the text tells."""
+    way = words_after("new", text)
+    return ["answer"] if kinds_seen(text) == 4 else ["look"] if way == ["here"] else way
+
+
+def kinds_seen(text):
+    return len(words_after("seen", text.partition(" . new")[0].replace("nothing", "")))
+
+
+# Task: share of bad actions (chosen for a success of 15-35 %), the hasty ones among them, and the
+# good ones where the best would need what the text does not tell.
+TASKS = {
+    "keydoor": (0.75, lambda text: words_after("goal", text)[:2], None),
+    "forage": (0.62, lambda text: ["look"] * 19 + ["answer"] * (kinds_seen(text) > 1), forage),
+    "workshop": (0.68, lambda text: ["paint"], None),
+    "fork": (0.6, lambda text: ["left" if "fork" in text.split(" . ")[-1] else "forward"], None),
+}
 
 ACTIONS = """north south east west take drop toggle look answer forward left right
     cut drill sand glue paint bend weld polish"""
-WORDS = """key door goal open closed carrying nothing here wall . , : > reference end
-    seen found at apple berry cherry fig grape lemon melon olive
-    build with piece done spoiled wasted part shelf table chair bench frame crate stool lamp
-    corridor fork first then last step of """ + " ".join(map(str, range(41)))
+WORDS = """key door goal open closed carrying nothing here . > reference end
+    seen apple berry cherry fig grape lemon melon olive
+    found new nowhere spoiled shelf table chair bench frame crate stool lamp
+    red blue dark bright smooth strong corridor fork """ + " ".join(map(str, range(41)))
 
 # The instructions, all of a system message before the marker, are left out: the model knows them.
 TEMPLATE = """
@@ -89,11 +111,12 @@ def demonstrate(job):
     name, seed, bad, with_reference = job
     random.seed(seed)
     (env,) = common.make_envs(name, 1)
-    task, (_, hasty) = env.unwrapped, TASKS[name]
+    task, (_, hasty, good) = env.unwrapped, TASKS[name]
 
     def choose(observation, bad=bad):
         if random.random() >= bad:
-            return random.choice(task.best_actions() or task.actions)
+            best = good(observation) if good else task.best_actions()
+            return random.choice(best or task.actions)
         haste = [a for a in hasty(observation) if a in task.actions and random.random() < HASTE]
         return random.choice(haste or task.actions)
 
