@@ -11,7 +11,7 @@ Trajectory-to-Step Policy Optimization, 2610.00388.
 Changes against grpo.py: a memory of past successes, and the second term. The order matters: a batch
 is scored with the old support and inserted after, so that no rollout foretells itself.
 The paper's: all of the above; a pretrained regressor that learns in context (TabPFN) from a frozen
-text encoding, step index and round, standardised and reduced by an SVD fitted on the support alone;
+text encoding and step index, standardised and reduced by an SVD fitted on the support alone;
 c = 0 where a distance is missing (the support too small, say) or the step changed nothing.
 Our reconstruction, since the paper does not say or could not be read: weight, clip, gamma, capacity
 and when it is too small; hashed words; 8 features; distances within 0 .. the largest target; `pfn`,
@@ -19,7 +19,8 @@ our own small network, made in TabPFN's way by methods/pfn/make.py; Gaussian pro
 Known weaknesses, kept. T - t counts detours, so d is too large. F alone would be potential-based
 shaping; asinh, rms, clip and mask void its guarantee. c is not centred: most competent steps have F
 near 1 and gain (see mean_credit in the log). A_i alone punishes the fatal action of a failure.
-Left out: the gate on c, whose definition is unknown (here 1); the variant for PPO.
+Left out: the gate on c, whose definition is unknown (here 1); the variant for PPO; the round of
+collection as a feature: all queries are of a newer round than the support, and predict worse by it.
 
     python methods/t2spo.py                                     # toy, CPU
     python methods/t2spo.py --model Qwen/Qwen2.5-0.5B-Instruct --lr 1e-6 --kl 0.01     # one GPU
@@ -174,31 +175,28 @@ def to_features(context, queries):
 
 class Support:
     """The latest states of successful rollouts. `memory` is all that outlives an iteration, in
-    plain values: its rows are (observation, step, round of collection, steps left: the target)."""
+    plain values: its rows are (observation, step, steps left: the target), oldest first."""
 
     def __init__(self, capacity, regressor=None, encode=hashed_words):
         self.capacity, self.regressor, self.encode = capacity, regressor or PFN(), encode
-        self.memory = {"rows": [], "round": 0}
+        self.memory = {"rows": []}
 
     def states(self, episodes):
-        now, steps = self.memory["round"], [(e, t) for e in episodes for t in range(len(e.steps))]
-        return [(e.steps[t].observation, t, now, len(e.steps) - t) for e, t in steps]
+        steps = [(e, t) for e in episodes for t in range(len(e.steps))]
+        return [(e.steps[t].observation, t, len(e.steps) - t) for e, t in steps]
 
     def insert(self, episodes):
-        """Takes in the successes of one round; what exceeds the capacity leaves, oldest first."""
+        """Takes in the successes of a batch; what exceeds the capacity leaves, oldest first."""
         rows = self.memory["rows"] + self.states(e for e in episodes if e.success)
         self.memory["rows"] = rows[max(len(rows) - self.capacity, 0) :]
-        self.memory["round"] += 1
 
     def distances(self, episodes):
         """Steps left to a success from the state before each step, as the support foretells them:
         float64 [len(steps)] per episode, NaN while it has less than 20 states or 2 rollouts."""
         rows, asked = self.memory["rows"], self.states(episodes)
-        left, result = np.array([row[3] for row in rows], float), np.full(len(asked), np.nan)
+        left, result = np.array([row[2] for row in rows], float), np.full(len(asked), np.nan)
         if asked and len(rows) >= 20 and (left == 1).sum() >= 2:  # 1: the last state of a rollout
-            tables = [
-                [np.append(self.encode(o), (t, r)) for o, t, r, _ in x] for x in (rows, asked)
-            ]
+            tables = [[np.append(self.encode(o), t) for o, t, _ in x] for x in (rows, asked)]
             context, queries = to_features(*map(np.array, tables))
             self.regressor.fit(context, left)
             result = np.clip(self.regressor.predict(queries), 0, left.max())

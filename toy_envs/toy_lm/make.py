@@ -1,6 +1,6 @@
 """Makes the embedded policy: a tiny Llama that knows the toy tasks, plays badly, uses references.
 
-    python toy_envs/toy_lm/make.py        # a quarter of an hour on two cores, writes into this folder
+    python toy_envs/toy_lm/make.py        # 10 minutes on two idle cores, writes here
 
 It plays the part that a small instruct model plays at scale. It learns first from nearly clean
 demonstrations, which is fast, then from bad ones, until it plays as badly as they do: hasty, and
