@@ -1,7 +1,7 @@
 """Makes the small prior-fitted network of t2spo.py, and compares it with the other regressors.
 
-    python methods/pfn/make.py            # 4 minutes on one core, writes pfn.safetensors, compares
-    python methods/pfn/make.py --table    # compares only
+    python methods/pfn/pretrain.py            # 4 minutes on one core, writes pfn.safetensors, compares
+    python methods/pfn/pretrain.py --table    # compares only
 
 The recipe is TabPFN's (2207.01848): draw a regression task from a prior, show some of its rows with
 their targets, let the network predict the others, repeat. What it then does with a new context is
