@@ -1,6 +1,6 @@
 """Makes the small prior-fitted network of t2spo.py, and compares it with the other regressors.
 
-    python methods/pfn/pretrain.py            # 4 minutes on one core, writes pfn.safetensors, compares
+    python methods/pfn/pretrain.py            # 4 minutes on a core; writes the weights, compares
     python methods/pfn/pretrain.py --table    # compares only
 
 The recipe is TabPFN's (2207.01848): draw a regression task from a prior, show some of its rows with
