@@ -19,6 +19,7 @@ import argparse
 import importlib.metadata
 import json
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -42,7 +43,10 @@ def run(out, spec, seed, options):
     Args: spec: a method, with options of its own after colons: "sharpo:mix=0.8".
     """
     method, *settings = spec.split(":")
-    place = ["--resume" if (out / "checkpoint.pt").exists() else "--out", str(out)]
+    begun = (out / "checkpoint.pt").exists()
+    if not begun:  # it may have been killed before its first checkpoint
+        shutil.rmtree(out, ignore_errors=True)
+    place = ["--resume" if begun else "--out", str(out)]
     own = [text for setting in settings for text in f"--{setting}".split("=", 1)]
     command = [sys.executable, script_of(method), "--seed", str(seed), *place, *options, *own]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
