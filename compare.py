@@ -109,6 +109,7 @@ RESULTS = {
 }
 COSTS = {
     "success at the start": (lambda rows, _: rows[0]["eval_success"], ".2f"),
+    "at the end": (lambda rows, _: rows[-1]["eval_success"], ".2f"),
     "extra passes": (lambda rows, _: total(rows, "extra_passes"), ",.0f"),
     "extra tokens": (
         lambda rows, _: total(rows, "extra_tokens") / total(rows, "policy_tokens"),

@@ -28,8 +28,8 @@ Left out: annotating failed rollouts only; scopes of predicates that reset; the 
     python methods/dars.py                                      # toy, CPU
     python methods/dars.py --model Qwen/Qwen2.5-0.5B-Instruct --lr 1e-6 --kl 0.01      # one GPU
 
-KeyDoor, 5 seeds: 0.8 of the held-out tasks after 1353 episodes [1314, 1391] (95 %), 236 before GRPO
-[160, 314]; the command is in the README.
+KeyDoor, 5 seeds: 0.8 of the held-out tasks after 1035 episodes [1001, 1069] (95 %), 178 before GRPO
+[115, 265]; the command is in the README.
 """
 
 import math

@@ -25,6 +25,9 @@ Left out: nothing else that is known.
 
     python methods/gear.py                                      # toy, CPU
     python methods/gear.py --model Qwen/Qwen2.5-0.5B-Instruct --lr 1e-6 --kl 0.01      # one GPU
+
+KeyDoor, 5 seeds: 0.8 of the held-out tasks after 1111 episodes [1081, 1154] (95 %), 102 before GRPO
+[68, 136], as SHARPO; but 64 % of the tokens are the two passes'. The command is in the README.
 """
 
 import sys

@@ -18,8 +18,8 @@ the visible text; where it hides something, steps from different states are comp
     python methods/gigpo.py                                     # toy, CPU
     python methods/gigpo.py --model Qwen/Qwen2.5-0.5B-Instruct --lr 1e-6 --kl 0.01     # one GPU
 
-KeyDoor, 5 seeds: 0.8 of the held-out tasks after 1439 episodes [1415, 1464] (95 %), 150 before GRPO
-[86, 213]; the command is in the README.
+KeyDoor, 5 seeds: 0.8 of the held-out tasks after 1028 episodes [983, 1072] (95 %), 185 before GRPO
+[139, 228]; the command is in the README.
 """
 
 import sys

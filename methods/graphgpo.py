@@ -19,8 +19,8 @@ Ours: the anchor is the environment's own state key; the authors take the text, 
     python methods/graphgpo.py                                  # toy, CPU
     python methods/graphgpo.py --model Qwen/Qwen2.5-0.5B-Instruct --lr 1e-6 --kl 0.01  # one GPU
 
-KeyDoor, 5 seeds: 0.8 of the held-out tasks after 1436 episodes [1420, 1456] (95 %), 152 before GRPO
-[79, 225]; the command is in the README.
+KeyDoor, 5 seeds: 0.8 of the held-out tasks after 1135 episodes [1095, 1185] (95 %), 79 before GRPO
+[10, 177]; the command is in the README.
 """
 
 import sys

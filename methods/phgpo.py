@@ -31,6 +31,9 @@ deposits and replays, confidence and decay of memories, step rewards, epsilon-gr
 
     python methods/phgpo.py                                     # toy, CPU
     python methods/phgpo.py --model Qwen/Qwen2.5-0.5B-Instruct --lr 1e-6 --kl 0.01     # one GPU
+
+Workshop, 5 seeds: no difference to GRPO in episodes to 0.8 of the held-out tasks, neither without
+pheromone (+137 [-3, 260]) nor with it (+9 [-42, 63]). The command is in the README.
 """
 
 import math

@@ -31,6 +31,10 @@ for 100 updates and then linear to 0.01 in another 100: here it is constant, and
 
     python methods/spader.py                                    # toy, CPU
     python methods/spader.py --model Qwen/Qwen2.5-0.5B-Instruct --lr 1e-6 --kl 0.01    # one GPU
+
+Forage, 5 seeds: success falls from 0.19 to 0.01, GRPO's ends at 0.80. With gamma 0.9 a find some
+moves away is worth less than an early answer; the paper's turns are searches, ours are moves. With
+--gamma 1 it ends at 0.80, too. The command is in the README.
 """
 
 import math

@@ -211,8 +211,8 @@ def run(*options):
 def test_command_by_monte_carlo(tmp_path):
     short = '{"size": 3, "max_episode_steps": 12}'
     done = run("--groups", "2", "--group-size", "4", "--steps", "3", "--continuations", "8",
-               "--env-options", short, "--methods", "grpo,sharpo", "--slip", "0.1",
-               "--out", str(tmp_path / "out.json"))  # fmt: skip
+               "--env", "keydoor", "--env-options", short, "--methods", "grpo,sharpo",
+               "--slip", "0.1", "--out", str(tmp_path / "out.json"))  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "| sharpo |" in done.stdout and "Warning" not in done.stderr
     results = json.loads((tmp_path / "out.json").read_text())["results"]
