@@ -212,10 +212,32 @@ def make_envs(name, count, options="{}"):
         return envs
 
 
+class Crash(Exception):
+    """An environment's own error, in a reset or a step."""
+
+
+def ask(call, *args, **options):
+    try:
+        return call(*args, **options)
+    except Exception as error:
+        raise Crash from error
+
+
+def advance(game, episode):
+    """The next request of an episode's game, "over" at its end. An environment that crashes leaves
+    the episode without steps: failed, counted as such, and nobody's peer."""
+    try:
+        return next(game, "over")
+    except Crash as crash:
+        tqdm.write(f"task {episode.task}: the environment crashed: {crash.__cause__!r}")
+        episode.steps, episode.success = [], False
+        return "over"
+
+
 def play(policy, env, episode, logit_bias):
     """One episode at its environment, as a coroutine: each `yield` asks for a token and gives its
     logit bias. Steps that are there already are played again: same task, actions and luck."""
-    observation, info = env.reset(seed=episode.task)
+    observation, info = ask(env.reset, seed=episode.task)
     new = policy.opening(env.unwrapped.instructions, observation)
     episode.initial_info = {**info, "instructions": env.unwrapped.instructions}
     ids, t, ended, limit = episode.token_ids, 0, False, False
@@ -234,7 +256,7 @@ def play(policy, env, episode, logit_bias):
         step, state = episode.steps[t], info.get("state", observation)
         env.unwrapped.np_random = np.random.default_rng(step.luck)
         tagged = re.findall(r"<action>(.*?)</action>", step.action, re.DOTALL) or [step.action]
-        observation, reward, ended, limit, info = env.step(tagged[-1].strip())
+        observation, reward, ended, limit, info = ask(env.step, tagged[-1].strip())
         policy.meter["env_steps"] += 1
         cut = ids[step.tokens[1] - 1] not in policy.stops  # by --max-new-tokens: not nonsense
         step.state, step.next_state = state, info.get("state", observation)
@@ -267,7 +289,7 @@ def rollout(policy, envs, seeds=(), prefixes=(), temperature=None, logit_bias=la
         steps = [replace(step) for step in earlier.steps[:t]]
         episodes.append(Episode(earlier.task, steps, token_ids=ids, logprobs=logprobs))
     games = [play(policy, env, episode, logit_bias) for env, episode in zip(envs, episodes)]
-    bias = {e: next(game, "over") for e, game in enumerate(games)}  # of the next token
+    bias = {e: advance(game, episodes[e]) for e, game in enumerate(games)}  # of the next token
     live = [e for e in bias if bias[e] != "over"]  # the rows of the batch
     cache, mask = transformers.DynamicCache(), torch.zeros(len(live), 0, dtype=torch.bool)
     temperature = policy.args.temperature if temperature is None else temperature
@@ -288,7 +310,7 @@ def rollout(policy, envs, seeds=(), prefixes=(), temperature=None, logit_bias=la
             if row:
                 episodes[e].token_ids += token
                 episodes[e].logprobs += logprob
-                bias[e] = next(games[e], "over")
+                bias[e] = advance(games[e], episodes[e])
         keep = torch.tensor([bias[e] != "over" for e in live])
         if not keep.all():  # episodes that end leave the batch
             live, mask = [e for e in live if bias[e] != "over"], mask[keep]
@@ -466,6 +488,12 @@ class Run:
         row |= {"episodes": len(episodes), "failed": len(episodes) - len(played)}
         ends = [(e.success, e.reward, len(e.steps), e.truncated) for e in played] or [(0, 0, 0, 0)]
         row |= zip(("success", "return", "length", "truncated"), np.mean(ends, 0).tolist())
+        row["success"] *= len(played) / max(len(episodes), 1)  # a crash is no success
+        own = defaultdict(list)  # an environment's own figures, each over the episodes that have it
+        for e in played:
+            for key, value in e.steps[-1].info.get("metrics", {}).items():
+                own[key].append(value)
+        row |= {key: sum(values) / len(values) for key, values in own.items()}
         turns = [(visits[task, s.state] == 1, not s.valid) for task, s in steps] or [(0, 0)]
         row |= zip(("singletons", "invalid"), np.mean(turns, 0).tolist())
         row["dead_groups"] = sum(len(rewards) == 1 for rewards in groups) / max(len(groups), 1)

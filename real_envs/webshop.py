@@ -235,6 +235,7 @@ class WebShop(gymnasium.Env):
             "facts": self.facts(),
             "scope": session.asin,
             "task_score": session.reward,
+            "metrics": {"task_score": session.reward},
         }
 
     def actions(self):

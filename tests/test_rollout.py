@@ -294,3 +294,45 @@ def test_lora_reference_is_the_base():
     assert torch.equal(before, reference())
     new, _ = common.token_logprobs(policy, episodes)
     assert (new - before).abs().max() > 1e-3
+
+
+class Fragile(Echo):
+    """Crashes in the reset of task 3, and in the second step of task 4."""
+
+    def reset(self, *, seed=None, options=None):
+        self.task = seed
+        if seed == 3:
+            raise RuntimeError("no such game")
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        if self.task == 4 and self.heard:
+            raise RuntimeError("out of memory")
+        observation, reward, ended, limit, info = super().step(action)
+        return observation, reward, ended, limit, info | {"metrics": {"score": float(self.task)}}
+
+
+gymnasium.register("test/Fragile-v0", Fragile, max_episode_steps=9)
+
+
+def test_a_crash_fails_its_own_episode_and_no_other(policy, capfd):
+    """It is counted, and it neither stops the rollout nor flatters the success rate."""
+    envs = [Fragile() for _ in range(5)]
+    episodes = common.rollout(policy, envs, [1, 3, 2, 4, 6])
+    assert [len(e.steps) for e in episodes] == [2, 0, 3, 0, 2]
+    assert [e.success for e in episodes] == [True, False, True, False, True]
+    told = capfd.readouterr()
+    assert "no such game" in told.out + told.err and "out of memory" in told.out + told.err
+
+
+def test_crashes_in_the_log(tmp_path):
+    seeds = tmp_path / "seeds.txt"
+    seeds.write_text("1\n3\n")  # 1,000,001 and 1,000,003: both are well
+    args = common.Args(env="test/Fragile-v0", out=str(tmp_path / "run"), eval_seeds=str(seeds))
+    run = common.Run(args)
+    episodes = common.rollout(run.policy, run.envs, [1, 3, 2, 4, 6, 6])
+    credit = [[0.5] * len(e.steps) for e in episodes]
+    run.log(episodes, common.update(run, episodes, credit))
+    row = run.rows[-1]
+    assert row["failed"] == 2 and row["episodes"] == 6 and row["success"] == pytest.approx(4 / 6)
+    assert row["score"] == pytest.approx((1 + 2 + 6 + 6) / 4)
