@@ -246,7 +246,7 @@ def test_every_embedded_goal_can_be_reached():
 
 
 def test_the_catalogue_is_what_its_script_makes():
-    from real_envs.webshop_data import make
+    from real_envs.webshop_data import make_catalogue as make
 
     names = "items", "attributes", "nouns"
     items, attributes, nouns = (

