@@ -32,7 +32,6 @@ def test_the_protocol(task):
         text, start = env.reset(seed=seed)
         again, same = env.reset(seed=seed)
         assert text == again and start == same
-        keys = set(start["facts"]) | set(env.unwrapped.prerequisites)
         for parents in env.unwrapped.prerequisites.values():
             assert set(parents) <= set(env.unwrapped.prerequisites)
         over, reward = False, 0.0
@@ -45,7 +44,7 @@ def test_the_protocol(task):
             reward, over = reward + r, ended or limit
             assert start["valid"] and hash(start["state"]) is not None
             assert start["facts"] <= set(env.unwrapped.prerequisites)
-        assert start["success"] == (reward == 1.0) and keys
+        assert start["success"] == (reward == 1.0)
         if ended:  # nothing happens after the end
             state = env.unwrapped.state
             env.unwrapped.step(start["actions"][0])
