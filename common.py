@@ -98,7 +98,7 @@ class Args:
 
     env: str = option("keydoor", "a registered environment, by its id or its bare name")
     env_options: str = option("{}", "JSON object of the environment's own options")
-    model: str = option(str(HERE / "toy_envs/toy_lm"), "model folder, hub name or .gguf file")
+    model: str = option("", "model folder, hub name or .gguf; default: the task's small policy")
     lora_rank: int = option(0, "train a LoRA adapter of this rank (0: all weights; needs peft)")
     seed: int = option(1, "seed of tasks, sampling and luck")
     iterations: int = option(30, "rollout and update, this many times")
@@ -179,11 +179,16 @@ class Policy:
 
 
 def load_policy(args):
-    """The policy `args.model`: a folder, a hub name or a .gguf file; on the GPU if there is one."""
-    path, load = Path(args.model), transformers.AutoModelForCausalLM.from_pretrained
-    name, file = (path.parent, path.name) if path.suffix == ".gguf" else (args.model, None)
-    with explain(f"load the model {args.model!r}"):
-        if not path.exists() and (file or args.model.count("/") != 1):
+    """The policy `args.model`: a folder, a hub name or a .gguf file; on the GPU if there is one.
+    Without it the small policy that the environment brings along."""
+    env = None if args.model else make_envs(args.env, 1, args.env_options)[0].unwrapped
+    model = args.model or str(getattr(env, "small_policy", ""))
+    path, load = Path(model), transformers.AutoModelForCausalLM.from_pretrained
+    name, file = (path.parent, path.name) if path.suffix == ".gguf" else (model, None)
+    with explain(f"load the model {model!r}"):
+        if not model:
+            raise ValueError(f"{args.env} has no small policy of its own, please give --model")
+        if not path.exists() and (file or model.count("/") != 1):
             raise FileNotFoundError("no such folder or file, and hub names are owner/name")
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, gguf_file=file)
         model = load(name, gguf_file=file, dtype=torch.float32)

@@ -12,6 +12,7 @@ import os
 import re
 import string
 import sys
+from pathlib import Path
 
 import gymnasium
 
@@ -45,6 +46,7 @@ class ALFWorld(gymnasium.Env):
         "<think> </think> tags, then choose one admissible action and present it within "
         "<action> </action> tags."
     )
+    small_policy = Path(__file__).with_name("alfworld_lm")
 
     def __init__(self, split="train", held_out="valid_unseen", games="", commands=True, reward=1.0):
         text = gymnasium.spaces.Text(max_length=100_000, min_length=0, charset=string.printable)

@@ -171,6 +171,7 @@ class WebShop(gymnasium.Env):
         "search[words to look for], or click[text] for one of the things you can click, such as "
         "click[buy now]."
     )
+    small_policy = Path(__file__).with_name("webshop_lm")  # for the embedded catalogue
     prerequisites: dict[str, tuple[str, ...]] = {}  # of the task that is played
 
     def __init__(

@@ -8,6 +8,7 @@ A task is a small deterministic machine. It says how it is laid out (`layout`), 
 import math
 import string
 from collections import deque
+from pathlib import Path
 
 import gymnasium
 
@@ -37,6 +38,7 @@ class GridWorld(gymnasium.Env):
 
     actions: tuple[str, ...] = ()
     instructions = ""
+    small_policy = Path(__file__).with_name("toy_lm")
     prerequisites: dict[str, tuple[str, ...]] = {}
 
     def __init__(self, slip=0.0):
