@@ -159,8 +159,9 @@ def draw(path, results, budget, title):
 
         grid, curves = mean_curves(results, budget)
         figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-        for method, (mean, low, high) in curves.items():
-            (line,) = axes.plot(grid / 1000, mean, label=method)
+        for k, (method, (mean, low, high)) in enumerate(curves.items()):
+            style = "-" if k < 10 else "--"  # there are ten colours
+            (line,) = axes.plot(grid / 1000, mean, style, label=method)
             axes.fill_between(grid / 1000, low, high, color=line.get_color(), alpha=0.15, lw=0)
         axes.set(xlabel="thousand policy tokens, extra passes and rollouts included", title=title)
         axes.set(ylabel="success on held-out tasks", ylim=(0, 1))
