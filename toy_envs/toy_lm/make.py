@@ -140,8 +140,9 @@ def transcript(policy, pairs, reference):
     steps = []
     for t, (observation, action) in enumerate(pairs):
         ids += policy.turn(observation, ids[-1]) if t else []
-        ids += policy.encode(action)
-        steps.append(common.Step(observation, action, tokens=(len(ids) - 1, len(ids))))
+        start = len(ids)
+        ids += policy.encode(action) + policy.end
+        steps.append(common.Step(observation, action, tokens=(start, len(ids))))
     return common.Episode(None, steps, token_ids=ids)
 
 
