@@ -320,6 +320,13 @@ def rollout(policy, envs, seeds=(), prefixes=(), temperature=None, logit_bias=la
         if not keep.all():  # episodes that end leave the batch
             live, mask = [e for e in live if bias[e] != "over"], mask[keep]
             cache.batch_select_indices(keep.to(policy.device))
+        holes = mask.shape[1] - int(mask.sum(1).max()) if live else 0
+        if 3 * holes > mask.shape[1]:  # turns of unequal length leave them in the cache: close up
+            order = mask.byte().argsort(stable=True)[:, holes:]
+            mask, order = mask.gather(1, order), order.to(policy.device)[:, None, :, None]
+            for layer in cache.layers:
+                layer.keys = layer.keys.take_along_dim(order, 2)
+                layer.values = layer.values.take_along_dim(order, 2)
     policy.meter["rollout_seconds"] += time.perf_counter() - began
     return episodes
 

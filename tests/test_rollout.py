@@ -92,6 +92,30 @@ def check_transcript(policy, episode, env):
     assert end == len(episode.token_ids)
 
 
+class Talker(Echo):
+    """One after the other has much to say: all others wait, and their cache gets holes."""
+
+    def reset(self, *, seed=None, options=None):
+        self.seed, self.turns = seed, 0
+        return "go on", {}
+
+    def step(self, action):
+        self.turns += 1
+        return "go on " * (12 if self.turns % 8 == self.seed else 1), 0.0, self.turns > 8, False, {}
+
+
+def test_the_cache_does_not_keep_its_holes(chat):
+    widths = []
+    hook = chat.core.register_forward_pre_hook(lambda _, x: widths.append(x[1].shape[1]))
+    with hook:
+        episodes = common.rollout(chat, [Talker() for _ in range(8)], range(8))
+    longest = max(len(e.token_ids) for e in episodes)
+    assert longest < max(widths) < 1.6 * longest  # it would be twice that long
+    for e in episodes:
+        recorded = [e.logprobs[i] for _, i in e.action_tokens]
+        assert recorded == pytest.approx([x.item() for x in plain_logprobs(chat, e)], abs=1e-4)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_logprobs_and_transcripts_of_the_toy(policy, envs, temperature):
     """Ragged batches, episodes that end at different turns: as one plain pass over each."""
