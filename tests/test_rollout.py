@@ -352,7 +352,10 @@ def test_a_crash_fails_its_own_episode_and_no_other(policy, capfd):
 def test_crashes_in_the_log(tmp_path):
     seeds = tmp_path / "seeds.txt"
     seeds.write_text("1\n3\n")  # 1,000,001 and 1,000,003: both are well
-    args = common.Args(env="test/Fragile-v0", out=str(tmp_path / "run"), eval_seeds=str(seeds))
+    model = str(common.HERE / "toy_envs/toy_lm")
+    args = common.Args(
+        env="test/Fragile-v0", model=model, out=str(tmp_path / "run"), eval_seeds=str(seeds)
+    )
     run = common.Run(args)
     episodes = common.rollout(run.policy, run.envs, [1, 3, 2, 4, 6, 6])
     credit = [[0.5] * len(e.steps) for e in episodes]
@@ -360,3 +363,9 @@ def test_crashes_in_the_log(tmp_path):
     row = run.rows[-1]
     assert row["failed"] == 2 and row["episodes"] == 6 and row["success"] == pytest.approx(4 / 6)
     assert row["score"] == pytest.approx((1 + 2 + 6 + 6) / 4)
+
+
+def test_a_task_without_a_small_policy_needs_a_model(capsys):
+    with pytest.raises(SystemExit):
+        common.load_policy(common.Args(env="test/Fragile-v0"))
+    assert "no small policy of its own, please give --model" in capsys.readouterr().err
