@@ -1,0 +1,122 @@
+"""Makes the small policy for ALFWorld: a tiny Llama that knows the game's words, and plays badly.
+
+    python real_envs/alfworld_lm/make.py GAMES     # a folder or a file of games; writes here
+
+It learns from demonstrations on training games alone. The demonstrator plays by what it has read:
+a shortest way to success with the things that it has seen, and until those are enough, a search
+where it has not been. Half of the searches go where the thing really is: the policy, which cannot
+know, learns where such things usually are. And a part of all actions is random.
+
+The tokenizer reads the game and not the list of admissible commands, no articles, no punctuation:
+some 15 tokens a turn instead of 180.
+"""
+
+import argparse
+import json
+import math
+import multiprocessing
+import random
+import re
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from tqdm import tqdm
+
+FOLDER = Path(__file__).resolve().parent
+sys.path.insert(0, str(FOLDER.parents[1]))
+import common  # noqa: E402
+from toy_envs.toy_lm.make import TEMPLATE, imitate, play, transcript  # noqa: E402
+
+COUNT, STEPS = 12_000, 2500  # demonstrations, and steps of imitation
+BAD = 0.25  # share of random actions
+GUESS = 0.5  # share of searches that go where the thing really is
+UNREAD = [r"Your admissible actions of the current situation are: \[[^\]]*\]\.", r"[^\w\s<>]|\ba\b"]
+
+
+def new_policy(words):
+    """A policy with random weights that knows these words."""
+    words = ["<pad>", "<unk>", "<end>", ">", *words]
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    replace = [normalizers.Replace(Regex(pattern), " ") for pattern in UNREAD]
+    tokenizer.normalizer = normalizers.Sequence([*replace, normalizers.Lowercase()])
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", eos_token="<end>",
+        chat_template=TEMPLATE.replace("m.content + ' '", "m.content + '<end> '"),
+    )  # fmt: skip
+    config = transformers.LlamaConfig(
+        vocab_size=len(words), hidden_size=128, intermediate_size=256, num_hidden_layers=3,
+        num_attention_heads=8, num_key_value_heads=2, max_position_embeddings=4096,
+        tie_word_embeddings=True, bos_token_id=None, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    return common.Policy(transformers.LlamaForCausalLM(config), None, tokenizer, common.Args())
+
+
+def demonstrate(job):
+    """The (observation, action) pairs of one demonstration. A job is (games, seed)."""
+    games, seed = job
+    rng = random.Random(seed)
+    (env,) = common.make_envs("alfworld", 1, json.dumps({"games": games, "commands": False}))
+    task, done = env.unwrapped, set()
+
+    def choose(_):
+        action = rng.choice(task.actions) if rng.random() < BAD else good(task, done, rng)
+        done.add(action)
+        return action
+
+    return play(env, seed, choose)
+
+
+def good(task, done, rng):
+    """A step on a shortest way with what has been seen, else of a search where nobody has been."""
+    hidden = {*task.task.things, *task.task.lamps} - task.seen
+    commands = rng.sample(task.actions, len(task.actions))
+
+    def seen(state):
+        lies = frozenset(fact for fact in state["inreceptacle"] if fact[0] not in hidden)
+        return task.distance({**state, "inreceptacle": lies})
+
+    def nearer(distance):
+        here, after = distance(task.state), task.game.apply
+        ways = (c for c in commands if distance(after(task.state, task.operations[c])) < here)
+        return next(ways)
+
+    if math.isfinite(seen(task.state)):
+        return nearer(seen)
+    closed = [c for c in commands if c.startswith("open ") and c not in done]
+    if not closed and rng.random() < GUESS:
+        return nearer(task.distance)
+    places = [c for c in commands if c.startswith("go to ") and c not in done]
+    return (closed + places + commands)[0]
+
+
+def success(policy, games, temperature, count=128):
+    """Shares of held-out games that the policy solves, and of its actions that are valid."""
+    envs = common.make_envs("alfworld", count, json.dumps({"games": games}))
+    seeds = range(common.TRAIN_SEEDS, common.TRAIN_SEEDS + count)
+    episodes = common.rollout(policy, envs, seeds, temperature=temperature)
+    valid = [step.valid for episode in episodes for step in episode.steps]
+    return sum(episode.success for episode in episodes) / count, sum(valid) / len(valid)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("games", help="a folder like ALFWORLD_DATA, or a file of games")
+    games = str(Path(parser.parse_args().games).resolve())
+    with multiprocessing.Pool() as pool:
+        jobs = pool.imap(demonstrate, [(games, seed) for seed in range(COUNT)], chunksize=64)
+        played = [pairs for pairs, _ in tqdm(jobs, "demonstrations", COUNT, mininterval=10)]
+    text = " ".join(f"{observation} {action}" for pairs in played for observation, action in pairs)
+    words = sorted({*re.findall(r"\w+", text.lower())} - {"a"})
+    random.seed(0)
+    torch.manual_seed(0)
+    policy = new_policy(words + [n for n in map(str, range(41)) if n not in words])
+    imitate(policy, [transcript(policy, pairs, None) for pairs in played], STEPS, 3e-3)
+    for temperature in (1.0, 0.0):
+        solved, valid = success(policy, games, temperature)
+        print(f"temperature {temperature}: success {solved:.3f}, valid actions {valid:.3f}")
+    policy.model.half().save_pretrained(FOLDER)
+    policy.tokenizer.save_pretrained(FOLDER)
