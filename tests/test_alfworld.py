@@ -307,6 +307,7 @@ def test_the_protocol():
             before, start = start, info
             assert info["valid"] == (command.strip() in before["actions"])
             assert info["tool"] == (command.split()[0] if info["valid"] else None)
+            assert {c.split()[0] for c in info["actions"]} <= {*env.unwrapped.tools}
             assert reward == info["success"] == ended and not limit
             assert info["valid"] or info["state"] == before["state"]
             assert info["metrics"] == {f"success/{info['task_type']}": float(ended)}
