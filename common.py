@@ -120,8 +120,8 @@ class Args:
 
 
 def parse_args(args_class):
-    """Reads the command line; with --resume, the saved options are the defaults."""
-    parser = transformers.HfArgumentParser(args_class)
+    """Reads the command line; @FILE: options from a file; --resume: the saved ones are defaults."""
+    parser = transformers.HfArgumentParser(args_class, fromfile_prefix_chars="@")
     if resume := parser.parse_args().resume:
         with explain(f"resume {resume}"):
             parser.set_defaults(**json.loads(Path(resume, "args.json").read_text()))
