@@ -191,7 +191,8 @@ def load_policy(args):
         if not path.exists() and (file or model.count("/") != 1):
             raise FileNotFoundError("no such folder or file, and hub names are owner/name")
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, gguf_file=file)
-        model = load(name, gguf_file=file, dtype=torch.float32)
+        unpacked = file and transformers.GgufConfig(dequantize=True)  # or it could not be saved
+        model = load(name, gguf_file=file, quantization_config=unpacked, dtype=torch.float32)
         model = reference = model.to("cuda" if torch.cuda.is_available() else "cpu")
         if args.lora_rank:
             peft = importlib.import_module("peft")  # an optional extra: pip install peft
