@@ -28,7 +28,7 @@ REFUSALS = {  # how a method ends that does not apply
     ("spader", "webshop"): NO_GOLD,
     ("phgpo", "webshop"): "its info has no 'actions', or after a step no 'tool'",
 }
-EXTRA = {"gear": "extra_passes", "prover": "extra_steps", "sharpo": "extra_passes"}
+EXTRA = {"gear": "extra_passes", "prover": "extra_steps", "sharpo": "extra_passes"}  # their price
 
 
 def right_actions(env, seed):
@@ -58,27 +58,31 @@ def a_success(policy, env, seed, rollout=common.rollout):
     (episode,) = rollout(policy, [env], prefixes=[(played, len(steps))])
     with common.torch.no_grad():
         logprobs, _ = common.token_logprobs(policy, [played])
+    policy.meter["extra_passes"] -= 1  # it stands for the sampling
     for (_, i), logprob in zip(played.action_tokens, logprobs.tolist()):
         episode.logprobs[i] = logprob
     assert episode.success and episode.token_ids == ids
     return episode
 
 
-def train(method, env, folder, **options):
+def train(method, env, folder, turns=None, **options):
     """Trains as the script does: options in, the rows of metrics.jsonl out."""
     module, plain = importlib.import_module(method), common.rollout
     before = sys.argv, signal.getsignal(signal.SIGINT)
     (folder / "seeds.txt").write_text("0\n")
-    settings = {"env_options": json.dumps(OPTIONS[env]), "iterations": 2, "eval_every": 2}
+    world = OPTIONS[env] | ({"max_episode_steps": turns} if turns else {})
+    settings = {"env_options": json.dumps(world), "iterations": 2, "eval_every": 2}
     settings |= {"env": env, "eval_seeds": folder / "seeds.txt", "out": folder / "run", **options}
 
     def rollout(policy, envs, seeds=(), *more, **named):
-        episodes = plain(policy, envs, seeds, *more, **named)
-        for seed in {*seeds}:
-            if seed < common.TRAIN_SEEDS:
-                first = list(seeds).index(seed)
-                episodes[first] = a_success(policy, envs[first], seed, plain)
-        return episodes
+        if not any(seed < common.TRAIN_SEEDS for seed in seeds):
+            return plain(policy, envs, seeds, *more, **named)
+        first = {seed: k for k, seed in reversed([*enumerate(seeds)])}.values()
+        rest = [k for k in range(len(seeds)) if k not in first]
+        episodes = {k: a_success(policy, envs[k], seeds[k], plain) for k in first}
+        own = plain(policy, [envs[k] for k in rest], [seeds[k] for k in rest], *more, **named)
+        episodes |= zip(rest, own)
+        return [episodes[k] for k in range(len(seeds))]
 
     try:
         common.rollout = rollout

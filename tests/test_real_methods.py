@@ -19,6 +19,7 @@ PAPERS["webshop"] = {"win_reward": 10, "max_episode_steps": 15}
 @pytest.mark.parametrize("method", METHODS)
 def test_two_iterations(method, env, tmp_path, capsys):
     few = {"tasks": 2, "group_size": 4, "max_new_tokens": 12, "invalid_penalty": 0.1}
+    few |= {"continuations": 2} if method == "prover" else {}
     if reason := REFUSALS.get((method, env)):
         with pytest.raises(SystemExit) as exit_:
             train(method, env, tmp_path, **few)
@@ -35,7 +36,8 @@ def test_two_iterations(method, env, tmp_path, capsys):
         steps = row["env_steps"] - row["extra_steps"]
         assert 8 < steps <= 8 * OPTIONS[env]["max_episode_steps"]
         assert row["mean_abs_advantage"] > 0 < row["grad_norm"] and row["ratio_error"] < 1e-4
-        assert row[EXTRA.get(method, "policy_tokens")] > 0
+        extra = {key for key in ("extra_passes", "extra_steps") if row[key]}
+        assert extra == ({EXTRA[method]} if method in EXTRA else set())
     assert start["eval_success"] is not None is not rows[-1]["eval_success"]
     assert (tmp_path / "run" / "checkpoint.pt").exists()
     common.load_policy(common.Args(model=str(tmp_path / "run" / "model")))
