@@ -120,8 +120,8 @@ class Args:
 
 
 def parse_args(args_class):
-    """Reads the command line; with --resume, the saved options are the defaults."""
-    parser = transformers.HfArgumentParser(args_class)
+    """Reads the command line; @FILE: options from a file; --resume: the saved ones are defaults."""
+    parser = transformers.HfArgumentParser(args_class, fromfile_prefix_chars="@")
     if resume := parser.parse_args().resume:
         with explain(f"resume {resume}"):
             parser.set_defaults(**json.loads(Path(resume, "args.json").read_text()))
@@ -191,7 +191,8 @@ def load_policy(args):
         if not path.exists() and (file or model.count("/") != 1):
             raise FileNotFoundError("no such folder or file, and hub names are owner/name")
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, gguf_file=file)
-        model = load(name, gguf_file=file, dtype=torch.float32)
+        unpacked = file and transformers.GgufConfig(dequantize=True)  # or it could not be saved
+        model = load(name, gguf_file=file, quantization_config=unpacked, dtype=torch.float32)
         model = reference = model.to("cuda" if torch.cuda.is_available() else "cpu")
         if args.lora_rank:
             peft = importlib.import_module("peft")  # an optional extra: pip install peft

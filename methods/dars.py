@@ -19,11 +19,16 @@ the environment's rewards. The core of the authors' code is unreleased, and so i
 Our reconstruction: the annotator (the paper asks a language model; here `events` reads the true
 facts), breadth-first distances, lam 1, "chain" (each predicate rests on the one listed before),
 what holds at the start counts as verified. Here graph="none" and attenuation="none" are the same.
+Scopes, too: with the paper they reset with the product's page, how is not known. Here, where
+info["scope"] changes, all predicates start anew and Phi does not fall below what it was on leaving:
+to leave is free, to come back earns nothing twice, another product what it has more than the best
+so far, and sums still tell the end from the start. (If each product began at 0, to look at eight of
+the right kind would be worth more than to choose the options of one.)
 Known weaknesses, kept. With the clip, r is no longer a potential difference: breaking a root with
 three verified dependents costs 0.3 instead of 0.724, so that lifting the break and verifying it
 again, in two steps, leaves +0.25 for each round; with kappa=inf every round sums to 0. And as worth
 falls with the distance, a second break that is nearer can raise it: +0.046 in a line of four.
-Left out: annotating failed rollouts only; scopes of predicates that reset; the ARPO recipes.
+Left out: annotating failed rollouts only; the ARPO recipes.
 
     python methods/dars.py                                      # toy, CPU
     python methods/dars.py --model Qwen/Qwen2.5-0.5B-Instruct --lr 1e-6 --kl 0.01      # one GPU
@@ -60,17 +65,20 @@ class Args(common.Args):
     anchor: Literal["state", "observation"] = option("state", "what makes two states the same")
 
 
-def events(initial_facts, facts_by_step, prerequisites):
+def events(initial_facts, facts_by_step, prerequisites, anew=()):
     """What each step did to the predicates: a triple of frozensets (verified, errors, recovered).
 
-    A predicate that is true again after a break is recovered and verified.
+    A predicate that is true again after a break is recovered and verified. In the steps `anew` (a
+    set of their numbers) the scope changes: what is true then is verified, and nothing else is.
 
     >>> [[sorted(kind) for kind in step] for step in events([], ["k", "", "k"], {"k": ()})]
     [[['k'], [], []], [[], ['k'], []], [['k'], [], ['k']]]
     """
     nodes, result = frozenset(prerequisites), []
     before = once = nodes & set(initial_facts)  # once: true now or earlier
-    for facts in facts_by_step:
+    for t, facts in enumerate(facts_by_step):
+        if t in anew:
+            before = once = frozenset()
         now = nodes & set(facts)
         result.append((now - before, before - now, (now - before) & once))
         before, once = now, once | now
@@ -104,30 +112,37 @@ def ancestors(node, prerequisites):
 
 
 def dars_rewards(
-    events, prerequisites, attenuation="exp", lam=1.0, kappa=0.3, rho=1.0, initial_facts=()
+    events, prerequisites, attenuation="exp", lam=1.0, kappa=0.3, rho=1.0, initial_facts=(), anew=()
 ):
     """The clipped changes of the potential, float64 [len(events)].
 
     Args: events: a triple (verified, errors, recovered) for each step; attenuation: "exp", "none"
-        or "hard" (what rests on a break is worth nothing); initial_facts: verified at the start.
+        or "hard" (what rests on a break is worth nothing); initial_facts: verified at the start;
+        anew: the steps that change the scope. What was reached before them stays the least Phi.
 
     >>> steps = [("a", "", ""), ("b", "", ""), ("", "a", ""), ("a", "", "a")]  # a, b, break, mend
     >>> dars_rewards(steps, {"a": (), "b": ("a",)}, kappa=1.0).round(4).tolist()
     [0.5, 0.5, -0.8161, 0.8161]
+    >>> steps = [("a", "", ""), ("", "", ""), ("a", "", ""), ("b", "", "")]  # open, back, open, b
+    >>> dars_rewards(steps, {"a": (), "b": ("a",)}, kappa=1.0, anew={0, 1, 2}).tolist()
+    [0.5, 0.0, 0.0, 0.5]
     """
     above = {node: ancestors(node, prerequisites) for node in prerequisites}
     rate = {"exp": lam, "none": 0.0, "hard": math.inf}[attenuation]
-    verified, broken, potentials = set(initial_facts), set(), []
+    verified, broken, potentials, least = set(initial_facts), set(), [], 0.0
 
     def worth(node):
         distances = [d for ancestor, d in above[node].items() if ancestor in broken]
         return math.exp(-rate * min(distances)) if distances else 1.0
 
-    for established, errors, recovered in [((), (), ()), *events]:  # at first as it stands
+    stands = (), (), ()  # before the first step
+    for t, (established, errors, recovered) in enumerate([stands, *events], -1):
+        if t in anew:
+            verified, broken, least = set(), set(), potentials[-1]
         verified = verified.difference(errors).union(established)
         broken = broken.union(errors).difference(recovered, established)
         total = sum(worth(node) for node in prerequisites if node in verified)
-        potentials.append(total / max(len(prerequisites), 1))
+        potentials.append(max(least, total / max(len(prerequisites), 1)))
     return rho * np.clip(np.diff(potentials), -kappa, kappa)
 
 
@@ -196,8 +211,10 @@ def dars_advantages(
         facts = [step.info.get("facts") for step in e.steps]
         if given and None not in facts:
             needs, initial = arrange(given, graph), e.initial_info.get("facts", ())
-            happened = events(initial, facts, needs)
-            shaped = dars_rewards(happened, needs, attenuation, lam, kappa, rho, initial)
+            scopes = [info.get("scope") for info in (e.initial_info, *(s.info for s in e.steps))]
+            anew = {t for t, (a, b) in enumerate(zip(scopes, scopes[1:])) if a != b}
+            happened = events(initial, facts, needs, anew)
+            shaped = dars_rewards(happened, needs, attenuation, lam, kappa, rho, initial, anew)
             rewards = combine_rewards(rewards, shaped, combine, gamma)
         returns.extend(discounted(rewards, gamma))
     within = iter(common.normalize_within(returns, steps))

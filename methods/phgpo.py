@@ -158,7 +158,7 @@ def tool_tokens(policy, env):
     """The first token of each tool, {tool: token}; a clear error where that does not do."""
     with common.explain(f"guide the tools of {policy.args.env!r}"):
         _, info = env.reset(seed=0)
-        tools, tokens = info.get("actions"), {}
+        tools, tokens = getattr(env.unwrapped, "tools", info.get("actions")), {}
         if not tools or "tool" not in env.step(tools[0])[-1]:
             raise ValueError("its info has no 'actions', or after a step no 'tool'")
         for tool in tools:

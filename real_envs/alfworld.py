@@ -47,6 +47,8 @@ class ALFWorld(gymnasium.Env):
         "<action> </action> tags."
     )
     small_policy = Path(__file__).with_name("alfworld_lm")
+    tools = ("go", "take", "move", "open", "close", "use", "heat", "cool", "clean", "slice",
+             "examine", "look", "inventory", "help")  # fmt: skip
 
     def __init__(self, split="train", held_out="valid_unseen", games="", commands=True, reward=1.0):
         text = gymnasium.spaces.Text(max_length=100_000, min_length=0, charset=string.printable)

@@ -3,7 +3,7 @@
 Needs the stock package (pip install alfworld==0.4.2 gymnasium; it compiles a planner).
 
     python tests/compare_alfworld.py --games ../shared/data/alfworld_games.jsonl.xz --per-type 9
-    python tests/compare_alfworld.py --games tests/data/alfworld.jsonl.xz --record FILE
+    python tests/compare_alfworld.py --games FILE --split train valid_unseen --record TRACES
 
 Compared after every reset and step: text, admissible commands in order, won, reward, end, facts.
 Each game's walkthrough is played (a shortest way where it has none), then random episodes that
@@ -153,16 +153,16 @@ def select(games, per_type):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--games", required=True, help="a folder or a file of games")
-    parser.add_argument("--split", default="valid_unseen")
+    parser.add_argument("--split", nargs="+", default=["valid_unseen"], help="one or more")
     parser.add_argument("--per-type", type=int, default=0, help="games of a type, 0: all")
     parser.add_argument("--episodes", type=int, default=1, help="random episodes of a game")
     parser.add_argument("--steps", type=int, default=25, help="steps of a random episode")
     parser.add_argument("--seed", default="1")
     parser.add_argument("--record", help="write the stock engine's episodes to this file")
     args = parser.parse_args()
-    games = Games(args.games, args.split)
+    splits = [Games(args.games, split) for split in args.split]
     total, cpu, seen, records = Counter(), Counter(), Counter(), []
-    for path in select(games, args.per_type):
+    for games, path in [(split, p) for split in splits for p in select(split, args.per_type)]:
         text = games.read(path)
         text = text.decode() if isinstance(text, bytes) else text
         ours, states, bad = Ours(text), [], 0

@@ -401,3 +401,113 @@ def test_a_game_of_keydoor():
     assert by_action[:-1] == [("take", third), ("drop", -third), ("take", third), ("toggle", third)]
     assert rewards[-1] == pytest.approx(1 / 3)
     assert [sorted(step[2]) for step in happened if step[2]] == [["holding the key"]]
+
+
+def test_scopes_start_anew_without_a_penalty():
+    """Worked: a product with three of four wishes, back, the same again (an option chosen before is
+    lost), the last wish, away, a poorer product, and one as good: only what is new is paid."""
+    needs = {"type": (), "price": ("type",), "attrs": ("type",), "red": ("type",)}
+    most = {"type", "price", "attrs"}
+    plays = [("A", most), (None, ()), ("A", most), ("A", {*needs}), (None, ()), ("B", {"price"})]
+    plays += [("B", ()), ("C", {*needs})]
+    scopes, facts = zip(*plays)
+    anew = {t for t in range(len(plays)) if t == 0 or scopes[t] != scopes[t - 1]}
+    happened = dars.events((), facts, needs, anew)
+    assert [sorted(errors) for _, errors, _ in happened] == [[]] * 6 + [["price"], []]
+    assert not any(recovered for *_, recovered in happened) and happened[2][0] == most
+    rewards = dars.dars_rewards(happened, needs, kappa=math.inf, anew=anew)
+    assert rewards.tolist() == [0.75, 0, 0, 0.25, 0, 0, 0, 0]
+    assert rewards_of(facts, needs, kappa=math.inf)[1] == -0.75  # without scopes leaving is a break
+
+
+def test_a_break_within_a_scope_costs_as_before():
+    """The right option, a wrong one, away and back, the right one: a loss, a gain. Then the root
+    breaks, and Phi falls to what it was on leaving: 1/4, not the 0.09 of a dimmed B alone."""
+    facts = [{"A", "B"}, {"A"}, (), {"A"}, {"A", "B"}, {"B"}]
+    happened = dars.events((), facts, LINE, {0, 2, 3})
+    rewards = dars.dars_rewards(happened, LINE, kappa=math.inf, anew={0, 2, 3})
+    assert rewards == pytest.approx([0.5, -0.25, 0, 0, 0.25, -0.25])
+    assert happened[4] == ({"B"}, set(), set())  # not recovered: the break was another scope's
+    happened = dars.events((), [{"A"}, (), {"B", "C"}], LINE, {0, 2})
+    rewards = dars.dars_rewards(happened, LINE, kappa=math.inf, anew={0, 2})
+    assert rewards == pytest.approx([0.25, -0.25, 0.5])  # nor does it dim what rests on A here
+
+
+def in_scopes(path, facts, task=1):
+    """An episode through the states of `path`, one product a letter; "-": none."""
+    episode = walk(task, path)
+    episode.initial_info |= {"facts": frozenset(), "scope": None}
+    for step, at in zip(episode.steps, path[1:]):
+        step.info |= {"facts": frozenset(facts.get(at, ())), "scope": None if at == "-" else at}
+    return episode
+
+
+def test_no_round_of_leaving_and_coming_back_pays():
+    """Beyond the first time, with the clip and without."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        places = {at: frozenset(random_facts(seed, "ABCD", 9)[k]) for k, at in enumerate("xyz")}
+        stays, scopes, facts = [rng.choice(list("-xyz")) for _ in range(12)], [], []
+        for at in stays * 5:
+            for _ in range(rng.integers(1, 3)):
+                scopes.append(at)
+                facts.append(places.get(at, frozenset()))
+        anew = {t for t in range(1, len(scopes)) if scopes[t] != scopes[t - 1]}
+        happened = dars.events(facts[0], facts, LINE, anew)
+        for kappa in (0.3, math.inf):
+            options = {"kappa": kappa, "initial_facts": facts[0], "anew": anew}
+            rewards = dars.dars_rewards(happened, LINE, **options)
+            assert (rewards >= 0).all() and not rewards[len(scopes) // 2 :].any()
+        best = max(len(places.get(at, ())) for at in stays) / 4
+        assert rewards.sum() == pytest.approx(best - len(facts[0]) / 4)
+
+
+def test_in_one_scope_all_is_as_before():
+    """No scope, or always the same one: the same to the last bit. Another one at random: not."""
+    for seed in range(5):
+        episodes = add_facts(random_groups(seed), seed)
+        plain = dars.dars_advantages(episodes, LINE)
+        for e in episodes:
+            for info in (e.initial_info, *(step.info for step in e.steps)):
+                info["scope"] = "B000"
+        same = dars.dars_advantages(episodes, LINE)
+        assert all((a == b).all() for a, b in zip(plain, same))
+        for e in episodes:
+            for t, step in enumerate(e.steps):
+                step.info["scope"] = t
+        other = dars.dars_advantages(episodes, LINE)
+        assert any((a != b).any() for a, b in zip(plain, other))
+
+
+def test_coming_and_going_is_no_credit():
+    """All fail. Who opens the right product is ahead of who opens a wrong one; who goes back and
+    opens it again gains nothing by that, and leaving is no blame."""
+    facts = {"R": {"type", "price"}, "W": {"price"}}
+    needs = {"type": (), "price": ("type",)}
+    right, wrong, again, stay = (in_scopes(p, facts) for p in ("-R", "-W", "-R-R-", "-RR"))
+    one, other, *_ = dars.dars_advantages([right, wrong], needs, gamma=0.0, kappa=1.0)
+    assert one[0] > 0.7 and other[0] < -0.7
+    went, stayed = dars.dars_advantages([again, stay], needs, gamma=0.0)
+    assert went[1] == stayed[1] == 0  # in R: leaves, or looks on
+    assert went[0] > went[2] and went[3] == 0  # at "-": opens it first, and again
+
+
+def test_a_game_of_webshop():
+    """Real facts and scopes: to the product, choose, back, to it again, choose again, buy."""
+    (env,) = common.make_envs("webshop", 1)
+    _, start = env.reset(seed=0)
+    goal = env.unwrapped.session.goal
+    choose = [f"click[{value}]" for value in goal.goal_options.values()]
+    visit = [f"click[{goal.asin}]", *choose]
+    actions = [f"search[{goal.instruction_text}]", *visit, "click[< prev]", *visit]
+    infos = [env.step(action)[-1] for action in [*actions, "click[buy now]"]]
+    assert infos[-1]["success"] and choose
+    scopes, facts = zip(*((info["scope"], info["facts"]) for info in [start, *infos]))
+    anew = {t for t, (a, b) in enumerate(zip(scopes, scopes[1:])) if a != b}
+    assert len(anew) == 3
+    needs = env.unwrapped.prerequisites
+    happened = dars.events(facts[0], facts[1:], needs, anew)
+    rewards = dars.dars_rewards(happened, needs, kappa=math.inf, anew=anew)
+    share = 1 / len(needs)
+    first = [0, 3 * share, *[share] * len(choose)]
+    assert rewards == pytest.approx([*first, *[0] * (len(infos) - len(first))])

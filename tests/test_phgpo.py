@@ -9,7 +9,7 @@ import numpy as np
 import phgpo
 import pytest
 import torch
-from conftest import random_groups
+from conftest import HOUSE, random_groups
 
 import common
 import grpo
@@ -23,7 +23,7 @@ class Tools(gymnasium.Env):
     right one goes on. `names`: other tools, for what a tokenizer cannot tell apart."""
 
     action_space = observation_space = gymnasium.spaces.Text(1000)
-    instructions = "find the order"
+    instructions, small_policy = "find the order", HOUSE / "toy_envs" / "toy_lm"
 
     def __init__(self, names=SPOKEN):
         self.names = tuple(names)

