@@ -1,0 +1,158 @@
+"""Makes WebShop's embedded policy: a tiny Llama that knows the shop, and buys hastily.
+
+    python real_envs/webshop_lm/make.py        # 3 minutes on one idle core, writes here
+
+It learns as the toys' policy does (toy_envs/toy_lm/make.py): from nearly clean demonstrations, then
+from bad ones, half of them with a reference attempt; and before that, to copy. Only training tasks
+are demonstrated. Product numbers change hands in every demonstration, and in half of them all words
+of the catalogue do: they must be read from the page, so that held-out products are like any others.
+"""
+
+import random
+import re
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import common  # noqa: E402
+from real_envs.webshop import EMBEDDED  # noqa: E402
+from toy_envs.toy_lm.make import TEMPLATE, imitate, play, success  # noqa: E402
+
+COPIES, CLEAN, BAD = 4000, 3000, 1500
+COPY_STEPS, CLEAN_STEPS, BAD_STEPS = 350, 600, 300
+BAD_SHARE = 0.5  # of the actions, chosen for a success of 10-35 %
+HASTE = 0.8  # share of the hasty among them, the rest is random
+
+# What is a word. Quotes, commas and the like are not, and so are not read.
+WORD = r"(?:search|click)\[|\]|< prev|next >|>|[a-z0-9]+"
+# All that can be clicked is on the page, so that the list of it is left out, like separators.
+UNREAD = r" \[SEP\] |Admissible actions:(\n'.*',)*"
+PAGES = ["<pad>", "<unk>", "< prev", "next >", *map(str, range(150))]
+PAGES += """reference end > search[ click[ ] instruction find me with and price lower
+    than dollars to search back total results page rating n a description features reviews buy now
+    color size pack plug scent shape model style flavor inch 00""".split()  # noqa: SIM905
+
+
+def new_policy():
+    """A policy with random weights. Its words are those of the catalogue and of the pages."""
+    catalogue = "".join(path.read_text() for path in sorted(EMBEDDED.glob("*s.json")))
+    words = dict.fromkeys([*PAGES, *re.findall(WORD, catalogue.lower())])
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    unread = normalizers.Replace(Regex(UNREAD), " ")
+    tokenizer.normalizer = normalizers.Sequence([unread, normalizers.Lowercase()])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORD), "removed", invert=True)
+    # Blanks between the words, but none inside of the brackets: `click[buy now]`.
+    tight = [decoders.Replace("[ ", "["), decoders.Replace(" ]", "]")]
+    apart = decoders.WordPiece("##", cleanup=False)
+    tokenizer.decoder = decoders.Sequence([apart, decoders.Fuse(), *tight])
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", chat_template=TEMPLATE
+    )  # fmt: skip
+    config = transformers.LlamaConfig(
+        vocab_size=len(words), hidden_size=64, intermediate_size=256, num_hidden_layers=2,
+        num_attention_heads=4, max_position_embeddings=8192, tie_word_embeddings=True,
+        bos_token_id=None, eos_token_id=None, pad_token_id=0, attention_bias=True,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    # Copying needs a head that looks at the token before. To find it takes long, so one is given:
+    # with constant queries and keys, RoPE makes its scores the largest at distance 1.
+    head, half = model.model.layers[0].self_attn, 8
+    turn = config.rope_parameters["rope_theta"] ** (-torch.arange(half) / half)
+    with torch.no_grad():
+        head.k_proj.bias[:half] = 3.0
+        head.q_proj.bias[: 2 * half] = 3.0 * torch.cat([turn.cos(), -turn.sin()])
+    # The bracket that closes an action ends the turn: there is no other end to sample.
+    model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids("]")
+    return common.Policy(model, None, tokenizer, common.Args(env="webshop"))
+
+
+def advise(session):
+    """What the task asks for now, and what somebody hasty does instead."""
+    goal, page = session.goal, session.page
+    if page == "search":
+        words = re.sub(r"find me |,| with \w+:.*", "", goal.instruction_text.lower()).split()
+        return [f"search[{' '.join(words[:n])}]" for n in (None, random.randint(1, 3))]
+    if page == "search_results":
+        number, texts = goal.asin.lower(), session.clickables
+        first = next((t for t, kind in texts.items() if kind == "product"), "back to search")
+        return f"click[{number if number in texts else 'back to search'}]", f"click[{first}]"
+    if page == "item_sub_page" or session.asin != goal.asin:
+        return "click[< prev]", f"click[{'< prev' if session.sub else 'buy now'}]"
+    missing = [v for name, v in goal.goal_options.items() if session.options.get(name) != v]
+    return f"click[{[*missing, 'buy now'][0]}]", "click[buy now]"
+
+
+def demonstrate(env, seed, bad, with_reference):
+    """Plays the task of `seed`, with this share of bad actions.
+
+    Returns its (observation, action) pairs and those of the reference that it follows, or None.
+    """
+    shop, known = env.unwrapped, {}  # known: state -> what the reference did there
+
+    def choose(observation, bad=bad):
+        best, hasty = advise(shop.session)
+        if random.random() >= bad:
+            return best
+        haste = shop.session.page == "search" or random.random() < HASTE
+        return hasty if haste else random.choice(shop.actions())
+
+    def record(observation):
+        return known.setdefault(shop.session.state(), choose(observation, 0.1))
+
+    def follow(observation):
+        return random.random() < 0.95 and known.get(shop.session.state()) or choose(observation)
+
+    reference, won = None, not with_reference
+    while not won:
+        known.clear()
+        reference, won = play(env, seed, record)
+    return play(env, seed, follow)[0], reference
+
+
+def transcript(policy, pairs, reference):
+    """The episode as the rollout would have written it, but product numbers are dealt anew, and
+    every other time all other words of the catalogue among each other, too."""
+    hint = "\n".join(f"{observation} > {action}" for observation, action in reference or [])
+    ids, steps = policy.opening(hint and f"A successful attempt:\n{hint}", pairs[0][0]), []
+    for t, (observation, action) in enumerate(pairs):
+        ids += policy.turn(observation, ids[-1]) if t else []
+        span = len(ids), len(ids) + len(policy.encode(action))
+        ids += policy.encode(action)
+        steps.append(common.Step(observation, action, tokens=span))
+    words, dealt = policy.tokenizer.get_vocab(), {}
+    numbers = [i for word, i in words.items() if re.fullmatch("b0[a-z2-9]{8}", word)]
+    others = [i for word, i in words.items() if word not in PAGES and i not in numbers]
+    for group in [numbers, others][: random.randint(1, 2)]:
+        dealt |= zip(group, random.sample(group, len(group)))
+    return common.Episode(None, steps, token_ids=[dealt.get(i, i) for i in ids])
+
+
+def copy(policy):
+    """Some words, drawn at random, and then the same again, which are to be written."""
+    words = random.sample(range(2, len(policy.tokenizer)), random.randint(8, 50))
+    step = common.Step("", "", tokens=(len(words) + 1, 2 * len(words)))
+    return common.Episode(None, [step], token_ids=2 * words)
+
+
+if __name__ == "__main__":
+    random.seed(0)
+    torch.manual_seed(0)
+    policy, (env,) = new_policy(), common.make_envs("webshop", 1)
+    tasks = range(len(env.unwrapped.pools[0]))  # each seed below is a task to train on
+
+    def demonstrations(count, *jobs):
+        played = (demonstrate(env, random.choice(tasks), *job) for job in jobs * count)
+        return [transcript(policy, *pairs) for pairs in played]
+
+    imitate(policy, [copy(policy) for _ in range(COPIES)], COPY_STEPS, 3e-3, batch=32)
+    imitate(policy, demonstrations(CLEAN, (0.1, False)), CLEAN_STEPS, 4e-3)
+    print("success after the clean demonstrations:", success(policy, "webshop", 1.0))
+    bad = demonstrations(BAD, (BAD_SHARE, False), (BAD_SHARE, True))
+    imitate(policy, bad, BAD_STEPS, 2e-3)
+    print("success, greedy:", *(success(policy, "webshop", heat) for heat in (1.0, 0.0)))
+    for part in (policy.model.half(), policy.tokenizer):
+        part.save_pretrained(Path(__file__).resolve().parent)
