@@ -2,16 +2,18 @@
 
     python real_envs/alfworld_lm/make.py GAMES     # a folder or a file of games; writes here
 
-It learns from demonstrations on training games alone. The demonstrator plays by what it has read:
-a shortest way to success with the things that it has seen, and until those are enough, a search
-where it has not been. Half of the searches go where the thing really is: the policy, which cannot
-know, learns where such things usually are. And a part of all actions is random.
+It learns from demonstrations on training games alone, first from fairly clean ones, then from bad
+ones, until it plays as badly as they do. The demonstrator goes by what it has read: a shortest way
+to success with the things that it has seen, and until those are enough, a search where it has not
+been. Half of the searches go where the thing really is: the policy, which cannot know, learns where
+such things usually are. Bad actions are random, or idle: they look around again.
 
 The tokenizer reads the game and not the list of admissible commands, no articles, no punctuation:
 some 15 tokens a turn instead of 180.
 """
 
 import argparse
+import itertools
 import json
 import math
 import multiprocessing
@@ -30,8 +32,10 @@ sys.path.insert(0, str(FOLDER.parents[1]))
 import common  # noqa: E402
 from toy_envs.toy_lm.make import TEMPLATE, imitate, play, transcript  # noqa: E402
 
-COUNT, STEPS = 12_000, 2500  # demonstrations, and steps of imitation
-BAD = 0.25  # share of random actions
+# Demonstrations, steps of imitation, their learning rate, and the share of bad actions (the last
+# is chosen for a success of 10-35 %).
+STAGES = (12_000, 2500, 3e-3, 0.25), (3000, 800, 2e-3, 0.75)
+IDLE = 0.5  # share of the idle ones among the bad actions
 GUESS = 0.5  # share of searches that go where the thing really is
 UNREAD = [r"Your admissible actions of the current situation are: \[[^\]]*\]\.", r"[^\w\s<>]|\ba\b"]
 
@@ -56,14 +60,18 @@ def new_policy(words):
 
 
 def demonstrate(job):
-    """The (observation, action) pairs of one demonstration. A job is (games, seed)."""
-    games, seed = job
+    """The (observation, action) pairs of a demonstration. A job is (games, seed, bad share)."""
+    games, seed, bad = job
     rng = random.Random(seed)
     (env,) = common.make_envs("alfworld", 1, json.dumps({"games": games, "commands": False}))
     task, done = env.unwrapped, set()
 
     def choose(_):
-        action = rng.choice(task.actions) if rng.random() < BAD else good(task, done, rng)
+        if rng.random() >= bad:
+            action = good(task, done, rng)
+        else:
+            idle = rng.random() < IDLE
+            action = rng.choice(["look", "inventory"] if idle else task.actions)
         done.add(action)
         return action
 
@@ -82,7 +90,7 @@ def good(task, done, rng):
     def nearer(distance):
         here, after = distance(task.state), task.game.apply
         ways = (c for c in commands if distance(after(task.state, task.operations[c])) < here)
-        return next(ways)
+        return next(ways, commands[0])  # none from a dead end
 
     if math.isfinite(seen(task.state)):
         return nearer(seen)
@@ -106,15 +114,20 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("games", help="a folder like ALFWORLD_DATA, or a file of games")
     games = str(Path(parser.parse_args().games).resolve())
+    jobs, seeds = [], itertools.count()
+    for count, _, _, bad in STAGES:
+        jobs += [(games, next(seeds), bad) for _ in range(count)]
     with multiprocessing.Pool() as pool:
-        jobs = pool.imap(demonstrate, [(games, seed) for seed in range(COUNT)], chunksize=64)
-        played = [pairs for pairs, _ in tqdm(jobs, "demonstrations", COUNT, mininterval=10)]
-    text = " ".join(f"{observation} {action}" for pairs in played for observation, action in pairs)
+        pairs = pool.imap(demonstrate, jobs, chunksize=25)
+        played = [p for p, _ in tqdm(pairs, "demonstrations", len(jobs), mininterval=10)]
+    text = " ".join(observation + " " + action for pairs in played for observation, action in pairs)
     words = sorted({*re.findall(r"\w+", text.lower())} - {"a"})
     random.seed(0)
     torch.manual_seed(0)
     policy = new_policy(words + [n for n in map(str, range(41)) if n not in words])
-    imitate(policy, [transcript(policy, pairs, None) for pairs in played], STEPS, 3e-3)
+    episodes = iter([transcript(policy, pairs, None) for pairs in played])
+    for count, steps, lr, _ in STAGES:
+        imitate(policy, [*itertools.islice(episodes, count)], steps, lr)
     for temperature in (1.0, 0.0):
         solved, valid = success(policy, games, temperature)
         print(f"temperature {temperature}: success {solved:.3f}, valid actions {valid:.3f}")
