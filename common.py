@@ -218,32 +218,22 @@ def make_envs(name, count, options="{}"):
         return envs
 
 
-class Crash(Exception):
-    """An environment's own error, in a reset or a step."""
-
-
-def ask(call, *args, **options):
+def ask(episode, call, *args, **options):
+    """The answer of an episode's environment. None if it crashes, which leaves the episode without
+    steps: failed, counted as such, and nobody's peer."""
     try:
         return call(*args, **options)
     except Exception as error:
-        raise Crash from error
-
-
-def advance(game, episode):
-    """The next request of an episode's game, "over" at its end. An environment that crashes leaves
-    the episode without steps: failed, counted as such, and nobody's peer."""
-    try:
-        return next(game, "over")
-    except Crash as crash:
-        tqdm.write(f"task {episode.task}: the environment crashed: {crash.__cause__!r}")
+        tqdm.write(f"task {episode.task}: the environment crashed: {error!r}")
         episode.steps, episode.success = [], False
-        return "over"
 
 
 def play(policy, env, episode, logit_bias):
     """One episode at its environment, as a coroutine: each `yield` asks for a token and gives its
     logit bias. Steps that are there already are played again: same task, actions and luck."""
-    observation, info = ask(env.reset, seed=episode.task)
+    if not (answer := ask(episode, env.reset, seed=episode.task)):
+        return
+    observation, info = answer
     new = policy.opening(env.unwrapped.instructions, observation)
     episode.initial_info = {**info, "instructions": env.unwrapped.instructions}
     ids, t, ended, limit = episode.token_ids, 0, False, False
@@ -262,7 +252,9 @@ def play(policy, env, episode, logit_bias):
         step, state = episode.steps[t], info.get("state", observation)
         env.unwrapped.np_random = np.random.default_rng(step.luck)
         tagged = re.findall(r"<action>(.*?)</action>", step.action, re.DOTALL) or [step.action]
-        observation, reward, ended, limit, info = ask(env.step, tagged[-1].strip())
+        if not (answer := ask(episode, env.step, tagged[-1].strip())):
+            return
+        observation, reward, ended, limit, info = answer
         policy.meter["env_steps"] += 1
         cut = ids[step.tokens[1] - 1] not in policy.stops  # by --max-new-tokens: not nonsense
         step.state, step.next_state = state, info.get("state", observation)
@@ -295,7 +287,7 @@ def rollout(policy, envs, seeds=(), prefixes=(), temperature=None, logit_bias=la
         steps = [replace(step) for step in earlier.steps[:t]]
         episodes.append(Episode(earlier.task, steps, token_ids=ids, logprobs=logprobs))
     games = [play(policy, env, episode, logit_bias) for env, episode in zip(envs, episodes)]
-    bias = {e: advance(game, episodes[e]) for e, game in enumerate(games)}  # of the next token
+    bias = {e: next(game, "over") for e, game in enumerate(games)}  # of the next token
     live = [e for e in bias if bias[e] != "over"]  # the rows of the batch
     cache, mask = transformers.DynamicCache(), torch.zeros(len(live), 0, dtype=torch.bool)
     temperature = policy.args.temperature if temperature is None else temperature
@@ -316,7 +308,7 @@ def rollout(policy, envs, seeds=(), prefixes=(), temperature=None, logit_bias=la
             if row:
                 episodes[e].token_ids += token
                 episodes[e].logprobs += logprob
-                bias[e] = advance(games[e], episodes[e])
+                bias[e] = next(games[e], "over")
         keep = torch.tensor([bias[e] != "over" for e in live])
         if not keep.all():  # episodes that end leave the batch
             live, mask = [e for e in live if bias[e] != "over"], mask[keep]
