@@ -87,8 +87,8 @@ def advise(session):
 
 
 def demonstrate(env, seed, bad, with_reference):
-    """Plays the task of `seed`, with this share of bad actions: the (observation, action) pairs, and
-    those of the reference that it follows, or None."""
+    """Plays the task of `seed`, with this share of bad actions; returns its (observation, action)
+    pairs and those of the reference that it follows, or None."""
     shop, known = env.unwrapped, {}  # known: state -> what the reference did there
 
     def choose(observation, bad=bad):
