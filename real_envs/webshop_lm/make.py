@@ -1,6 +1,6 @@
 """Makes WebShop's embedded policy: a tiny Llama that knows the shop, and buys hastily.
 
-    python real_envs/webshop_lm/make.py        # 3 minutes on one idle core, writes here
+    python real_envs/webshop_lm/make.py        # 4 minutes on one idle core, writes here
 
 It learns as the toys' policy does (toy_envs/toy_lm/make.py): from nearly clean demonstrations, then
 from bad ones, half of them with a reference attempt; and before that, to copy. Only training tasks
@@ -23,8 +23,8 @@ from real_envs.webshop import EMBEDDED  # noqa: E402
 from toy_envs.toy_lm.make import TEMPLATE, imitate, play, success  # noqa: E402
 
 COPIES, CLEAN, BAD = 4000, 3000, 1500
-COPY_STEPS, CLEAN_STEPS, BAD_STEPS = 350, 600, 300
-BAD_SHARE = 0.5  # of the actions, chosen for a success of 10-35 %
+COPY_STEPS, CLEAN_STEPS, BAD_STEPS = 350, 800, 800
+BAD_SHARE = 0.4  # of the actions, chosen for a success of 10-35 %
 HASTE = 0.8  # share of the hasty among them, the rest is random
 
 # What is a word. Quotes, commas and the like are not, and so are not read.
@@ -42,8 +42,8 @@ def new_policy():
     catalogue = "".join(path.read_text() for path in sorted(EMBEDDED.glob("*s.json")))
     words = dict.fromkeys([*PAGES, *re.findall(WORD, catalogue.lower())])
     tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
-    unread = normalizers.Replace(Regex(UNREAD), " ")
-    tokenizer.normalizer = normalizers.Sequence([unread, normalizers.Lowercase()])
+    change = [normalizers.Replace(Regex(UNREAD), " "), normalizers.Lowercase()]
+    tokenizer.normalizer = normalizers.Sequence(change)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORD), "removed", invert=True)
     # Blanks between the words, but none inside of the brackets: `click[buy now]`.
     tight = [decoders.Replace("[ ", "["), decoders.Replace(" ]", "]")]
@@ -87,10 +87,8 @@ def advise(session):
 
 
 def demonstrate(env, seed, bad, with_reference):
-    """Plays the task of `seed`, with this share of bad actions.
-
-    Returns its (observation, action) pairs and those of the reference that it follows, or None.
-    """
+    """Plays the task of `seed`, with this share of bad actions; returns its (observation, action)
+    pairs and those of the reference that it follows, or None."""
     shop, known = env.unwrapped, {}  # known: state -> what the reference did there
 
     def choose(observation, bad=bad):
@@ -120,12 +118,11 @@ def transcript(policy, pairs, reference):
     ids, steps = policy.opening(hint and f"A successful attempt:\n{hint}", pairs[0][0]), []
     for t, (observation, action) in enumerate(pairs):
         ids += policy.turn(observation, ids[-1]) if t else []
-        span = len(ids), len(ids) + len(policy.encode(action))
-        ids += policy.encode(action)
-        steps.append(common.Step(observation, action, tokens=span))
+        start, ids = len(ids), ids + policy.encode(action)
+        steps.append(common.Step(observation, action, tokens=(start, len(ids))))
     words, dealt = policy.tokenizer.get_vocab(), {}
     numbers = [i for word, i in words.items() if re.fullmatch("b0[a-z2-9]{8}", word)]
-    others = [i for word, i in words.items() if word not in PAGES and i not in numbers]
+    others = [i for word, i in words.items() if i not in numbers and word not in PAGES]
     for group in [numbers, others][: random.randint(1, 2)]:
         dealt |= zip(group, random.sample(group, len(group)))
     return common.Episode(None, steps, token_ids=[dealt.get(i, i) for i in ids])
@@ -151,8 +148,8 @@ if __name__ == "__main__":
     imitate(policy, [copy(policy) for _ in range(COPIES)], COPY_STEPS, 3e-3, batch=32)
     imitate(policy, demonstrations(CLEAN, (0.1, False)), CLEAN_STEPS, 4e-3)
     print("success after the clean demonstrations:", success(policy, "webshop", 1.0))
-    bad = demonstrations(BAD, (BAD_SHARE, False), (BAD_SHARE, True))
-    imitate(policy, bad, BAD_STEPS, 2e-3)
+    jobs = (BAD_SHARE, False), (BAD_SHARE, True)
+    imitate(policy, demonstrations(BAD, *jobs), BAD_STEPS, 2e-3)
     print("success, greedy:", *(success(policy, "webshop", heat) for heat in (1.0, 0.0)))
     for part in (policy.model.half(), policy.tokenizer):
         part.save_pretrained(Path(__file__).resolve().parent)
