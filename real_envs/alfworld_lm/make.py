@@ -34,7 +34,7 @@ from toy_envs.toy_lm.make import TEMPLATE, imitate, play, transcript  # noqa: E4
 
 # Demonstrations, steps of imitation, their learning rate, and the share of bad actions (the last
 # is chosen for a success of 10-35 %).
-STAGES = (12_000, 2500, 3e-3, 0.25), (3000, 800, 2e-3, 0.75)
+STAGES = (12_000, 2500, 3e-3, 0.25), (3000, 800, 2e-3, 0.65)
 IDLE = 0.5  # share of the idle ones among the bad actions
 GUESS = 0.5  # share of searches that go where the thing really is
 UNREAD = [r"Your admissible actions of the current situation are: \[[^\]]*\]\.", r"[^\w\s<>]|\ba\b"]
