@@ -30,10 +30,10 @@ def model_file():
     return found and str(next(Path(found.origin).parent.glob("*.gguf")))
 
 
-def one_iteration(method, env, folder, model, group_size=4):
+def one_iteration(method, env, folder, model):
     """The rows of metrics.jsonl."""
     return train(method, env, folder, model=model, seed=SEEDS[env], turns=TURNS[env], tasks=1,
-                 group_size=group_size, iterations=1, max_new_tokens=8, micro_batch=1,
+                 group_size=4, iterations=1, max_new_tokens=8, micro_batch=1,
                  invalid_penalty=0.1, lr=1e-6)  # fmt: skip
 
 
