@@ -2,11 +2,12 @@
 
     python real_envs/alfworld_lm/make.py GAMES     # a folder or a file of games; writes here
 
-It learns from demonstrations on training games alone, first from fairly clean ones, then from bad
-ones, until it plays as badly as they do. The demonstrator goes by what it has read: a shortest way
-to success with the things that it has seen, and until those are enough, a search where it has not
-been. Half of the searches go where the thing really is: the policy, which cannot know, learns where
-such things usually are. Bad actions are random, or idle: they look around again.
+It learns from demonstrations on training games alone: from fairly clean ones, then from very bad
+ones, which are long and teach it to find names in a long text, then from as bad ones as it is to
+play. The demonstrator goes by what it has read: a shortest way to success with the things that it
+has seen, and until those are enough, a search where it has not been. Half of the searches go where
+the thing really is: the policy, which cannot know, learns where such things usually are. Bad
+actions are random, or idle: they look around again.
 
 The tokenizer reads the game and not the list of admissible commands, no articles, no punctuation:
 some 15 tokens a turn instead of 180.
@@ -32,9 +33,9 @@ sys.path.insert(0, str(FOLDER.parents[1]))
 import common  # noqa: E402
 from toy_envs.toy_lm.make import TEMPLATE, imitate, play, transcript  # noqa: E402
 
-# Demonstrations, steps of imitation, their learning rate, and the share of bad actions (the last
-# is chosen for a success of 10-35 %).
-STAGES = (12_000, 2500, 3e-3, 0.25), (3000, 800, 2e-3, 0.65)
+# Demonstrations, steps of imitation, learning rate, share of bad actions (the last one chosen for a
+# success of 10-35 %).
+STAGES = (12_000, 2500, 3e-3, 0.25), (3000, 800, 2e-3, 0.75), (3000, 300, 1e-3, 0.5)
 IDLE = 0.5  # share of the idle ones among the bad actions
 GUESS = 0.5  # share of searches that go where the thing really is
 UNREAD = [r"Your admissible actions of the current situation are: \[[^\]]*\]\.", r"[^\w\s<>]|\ba\b"]
