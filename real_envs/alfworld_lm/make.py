@@ -2,12 +2,11 @@
 
     python real_envs/alfworld_lm/make.py GAMES     # a folder or a file of games; writes here
 
-It learns from demonstrations on training games alone: from fairly clean ones, then from very bad
-ones, which are long and teach it to find names in a long text, then from as bad ones as it is to
-play. The demonstrator goes by what it has read: a shortest way to success with the things that it
-has seen, and until those are enough, a search where it has not been. Half of the searches go where
-the thing really is: the policy, which cannot know, learns where such things usually are. Bad
-actions are random, or idle: they look around again.
+It learns to copy, and then from demonstrations on training games alone: from fairly clean ones, and
+from bad ones, until it plays as badly as they do. The demonstrator goes by what it has read: a
+shortest way to success with the things that it has seen, and until those are enough, a search where
+it has not been. Half of the searches go where the thing really is: the policy, which cannot know,
+learns where such things usually are. Bad actions are random, or idle: they look around again.
 
 The tokenizer reads the game and not the list of admissible commands, no articles, no punctuation:
 some 15 tokens a turn instead of 180.
@@ -31,11 +30,11 @@ from tqdm import tqdm
 FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER.parents[1]))
 import common  # noqa: E402
-from toy_envs.toy_lm.make import TEMPLATE, imitate, play, transcript  # noqa: E402
+from toy_envs.toy_lm.make import TEMPLATE, copy, imitate, look_back, play, transcript  # noqa: E402
 
 # Demonstrations, steps of imitation, learning rate, share of bad actions (the last one chosen for a
 # success of 10-35 %).
-STAGES = (12_000, 2500, 3e-3, 0.25), (3000, 800, 2e-3, 0.75), (3000, 300, 1e-3, 0.5)
+STAGES = (12_000, 1800, 3e-3, 0.25), (3000, 400, 2e-3, 0.75)
 IDLE = 0.5  # share of the idle ones among the bad actions
 GUESS = 0.5  # share of searches that go where the thing really is
 UNREAD = [r"Your admissible actions of the current situation are: \[[^\]]*\]\.", r"[^\w\s<>]|\ba\b"]
@@ -56,8 +55,11 @@ def new_policy(words):
         vocab_size=len(words), hidden_size=128, intermediate_size=256, num_hidden_layers=3,
         num_attention_heads=8, num_key_value_heads=2, max_position_embeddings=4096,
         tie_word_embeddings=True, bos_token_id=None, eos_token_id=2, pad_token_id=0,
+        attention_bias=True,
     )  # fmt: skip
-    return common.Policy(transformers.LlamaForCausalLM(config), None, tokenizer, common.Args())
+    model = transformers.LlamaForCausalLM(config)
+    look_back(model)
+    return common.Policy(model, None, tokenizer, common.Args())
 
 
 def demonstrate(job):
@@ -126,6 +128,7 @@ if __name__ == "__main__":
     random.seed(0)
     torch.manual_seed(0)
     policy = new_policy(words + [n for n in map(str, range(41)) if n not in words])
+    imitate(policy, [copy(policy) for _ in range(4000)], 350, 3e-3, batch=32)
     episodes = iter([transcript(policy, pairs, None) for pairs in played])
     for count, steps, lr, _ in STAGES:
         imitate(policy, [*itertools.islice(episodes, count)], steps, lr)

@@ -20,7 +20,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import common  # noqa: E402
 from real_envs.webshop import EMBEDDED  # noqa: E402
-from toy_envs.toy_lm.make import TEMPLATE, imitate, play, success  # noqa: E402
+from toy_envs.toy_lm.make import TEMPLATE, copy, imitate, look_back, play, success  # noqa: E402
 
 COPIES, CLEAN, BAD = 4000, 3000, 1500
 COPY_STEPS, CLEAN_STEPS, BAD_STEPS = 350, 800, 800
@@ -58,13 +58,7 @@ def new_policy():
         bos_token_id=None, eos_token_id=None, pad_token_id=0, attention_bias=True,
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config)
-    # Copying needs a head that looks at the token before. To find it takes long, so one is given:
-    # with constant queries and keys, RoPE makes its scores the largest at distance 1.
-    head, half = model.model.layers[0].self_attn, 8
-    turn = config.rope_parameters["rope_theta"] ** (-torch.arange(half) / half)
-    with torch.no_grad():
-        head.k_proj.bias[:half] = 3.0
-        head.q_proj.bias[: 2 * half] = 3.0 * torch.cat([turn.cos(), -turn.sin()])
+    look_back(model)
     # The bracket that closes an action ends the turn: there is no other end to sample.
     model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids("]")
     return common.Policy(model, None, tokenizer, common.Args(env="webshop"))
@@ -126,13 +120,6 @@ def transcript(policy, pairs, reference):
     for group in [numbers, others][: random.randint(1, 2)]:
         dealt |= zip(group, random.sample(group, len(group)))
     return common.Episode(None, steps, token_ids=[dealt.get(i, i) for i in ids])
-
-
-def copy(policy):
-    """Some words, drawn at random, and then the same again, which are to be written."""
-    words = random.sample(range(2, len(policy.tokenizer)), random.randint(8, 50))
-    step = common.Step("", "", tokens=(len(words) + 1, 2 * len(words)))
-    return common.Episode(None, [step], token_ids=2 * words)
 
 
 if __name__ == "__main__":

@@ -161,6 +161,24 @@ def imitate(policy, episodes, steps, lr, batch=16):
         schedule.step()
 
 
+def look_back(model):
+    """Gives the first layer a head that looks at the token before: copying needs it, and to find it
+    takes long. With constant queries and keys, RoPE makes its scores the largest at distance 1."""
+    head, config = model.model.layers[0].self_attn, model.config
+    half = config.hidden_size // config.num_attention_heads // 2
+    turn = config.rope_parameters["rope_theta"] ** (-torch.arange(half) / half)
+    with torch.no_grad():
+        head.k_proj.bias[:half] = 3.0
+        head.q_proj.bias[: 2 * half] = 3.0 * torch.cat([turn.cos(), -turn.sin()])
+
+
+def copy(policy):
+    """Some words, drawn at random, and then the same again, which are to be written."""
+    words = random.sample(range(2, len(policy.tokenizer)), random.randint(8, 50))
+    step = common.Step("", "", tokens=(len(words) + 1, 2 * len(words)))
+    return common.Episode(None, [step], token_ids=2 * words)
+
+
 @torch.no_grad()
 def reference_gaps(policy, name, count=64):
     """Mean log-probability of an action with, minus without, a reference in the context.
