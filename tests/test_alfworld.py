@@ -543,6 +543,41 @@ def test_made_games(tmp_path):
     assert again.returncode == 2 and "nothing is overwritten" in again.stderr
 
 
+# ---- the small policy ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small_policy():
+    return common.load_policy(common.Args(env="alfworld", env_options=json.dumps({"games": MADE})))
+
+
+@pytest.mark.parametrize("games", [MADE, pytest.param(REAL, marks=real_games)])
+@pytest.mark.parametrize("seed", [0, 1_000_000])
+def test_the_small_policy_can_say_what_can_be_done(small_policy, games, seed):
+    """Every command of a random play comes back from its tokens, no word is unknown, and the list
+    of commands in the observation is not read."""
+    tokenizer, rng = small_policy.tokenizer, random.Random(seed)
+    env, plain = make(games=games), make(games=games, commands=False)
+    (text, info), (short, _) = env.reset(seed=seed), plain.reset(seed=seed)
+    for _ in range(15):
+        ids = small_policy.encode(text)
+        assert ids == small_policy.encode(short) and tokenizer.unk_token_id not in ids
+        for command in info["actions"]:
+            assert tokenizer.decode(small_policy.encode(command)) == command
+        command = choose(rng, info["actions"])
+        (text, *_, info), (short, *_) = env.step(command), plain.step(command)
+
+
+@real_games
+def test_the_small_policy_plays_badly_but_not_hopelessly(small_policy):
+    """On real games of the held-out split; most of what it does is possible."""
+    envs = common.make_envs("alfworld", 64, json.dumps({"games": REAL}))
+    played = common.rollout(small_policy, envs, range(1_000_000, 1_000_064))
+    steps = [step for episode in played for step in episode.steps]
+    assert 0.05 <= sum(episode.success for episode in played) / 64 <= 0.35
+    assert sum(step.valid for step in steps) >= 0.8 * len(steps)
+
+
 @pytest.mark.skipif(
     not (importlib.util.find_spec("alfworld") and importlib.util.find_spec("textworld")),
     reason="needs the stock engine: pip install alfworld==0.4.2 (compiles a planner)",
