@@ -543,17 +543,6 @@ def test_nothing_optional_is_imported():
     assert "60 products" in done.stderr and done.stderr.count("WebShop:") == 1
 
 
-def test_gigpo_plays_webshop(tmp_path):
-    """The script as it is, with the policy that the task brings along."""
-    (tmp_path / "seeds").write_text("0\n1\n")
-    command = ["methods/gigpo.py", "--env", "webshop", "--iterations", "1", "--tasks", "1"]
-    command += ["--group-size", "2", "--out", tmp_path / "run"]
-    command += ["--eval-seeds", tmp_path / "seeds"]
-    done = subprocess.run([sys.executable, *command], cwd=HOUSE, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "held-out success" in done.stdout
-
-
 @pytest.fixture(scope="module")
 def small_policy():
     return common.load_policy(common.Args(env="webshop"))

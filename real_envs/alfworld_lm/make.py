@@ -30,7 +30,15 @@ from tqdm import tqdm
 FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER.parents[1]))
 import common  # noqa: E402
-from toy_envs.toy_lm.make import TEMPLATE, copy, imitate, look_back, play, transcript  # noqa: E402
+from toy_envs.toy_lm.make import (  # noqa: E402
+    TEMPLATE,
+    copy,
+    imitate,
+    look_back,
+    play,
+    success,
+    transcript,
+)
 
 # Demonstrations, steps of imitation, learning rate, share of bad actions (the last one chosen for a
 # success of 10-35 %).
@@ -63,10 +71,10 @@ def new_policy(words):
 
 
 def demonstrate(job):
-    """The (observation, action) pairs of a demonstration. A job is (games, seed, bad share)."""
-    games, seed, bad = job
+    """The (observation, action) pairs of a demonstration. A job is (options, seed, bad share)."""
+    options, seed, bad = job
     rng = random.Random(seed)
-    (env,) = common.make_envs("alfworld", 1, json.dumps({"games": games, "commands": False}))
+    (env,) = common.make_envs("alfworld", 1, options)
     task, done = env.unwrapped, set()
 
     def choose(_):
@@ -104,22 +112,14 @@ def good(task, done, rng):
     return (closed + places + commands)[0]
 
 
-def success(policy, games, temperature, count=128):
-    """Shares of held-out games that the policy solves, and of its actions that are valid."""
-    envs = common.make_envs("alfworld", count, json.dumps({"games": games}))
-    seeds = range(common.TRAIN_SEEDS, common.TRAIN_SEEDS + count)
-    episodes = common.rollout(policy, envs, seeds, temperature=temperature)
-    valid = [step.valid for episode in episodes for step in episode.steps]
-    return sum(episode.success for episode in episodes) / count, sum(valid) / len(valid)
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("games", help="a folder like ALFWORLD_DATA, or a file of games")
     games = str(Path(parser.parse_args().games).resolve())
+    options = json.dumps({"games": games, "commands": False})
     jobs, seeds = [], itertools.count()
     for count, _, _, bad in STAGES:
-        jobs += [(games, next(seeds), bad) for _ in range(count)]
+        jobs += [(options, next(seeds), bad) for _ in range(count)]
     with multiprocessing.Pool() as pool:
         pairs = pool.imap(demonstrate, jobs, chunksize=25)
         played = [p for p, _ in tqdm(pairs, "demonstrations", len(jobs), mininterval=10)]
@@ -132,8 +132,7 @@ if __name__ == "__main__":
     episodes = iter([transcript(policy, pairs, None) for pairs in played])
     for count, steps, lr, _ in STAGES:
         imitate(policy, [*itertools.islice(episodes, count)], steps, lr)
-    for temperature in (1.0, 0.0):
-        solved, valid = success(policy, games, temperature)
-        print(f"temperature {temperature}: success {solved:.3f}, valid actions {valid:.3f}")
+    held_out = [success(policy, "alfworld", heat, 128, options) for heat in (1.0, 0.0)]
+    print("success on held-out games, greedy:", *held_out)
     policy.model.half().save_pretrained(FOLDER)
     policy.tokenizer.save_pretrained(FOLDER)

@@ -197,9 +197,10 @@ def reference_gaps(policy, name, count=64):
     return {kind: round(sum(values) / max(len(values), 1), 3) for kind, values in gaps.items()}
 
 
-def success(policy, name, temperature, count=256):
+def success(policy, name, temperature, count=256, options="{}"):
     """Share of fresh tasks that the policy solves."""
-    envs, seeds = common.make_envs(name, count), range(3 * FIRST_SEED, 3 * FIRST_SEED + count)
+    envs = common.make_envs(name, count, options)
+    seeds = range(3 * FIRST_SEED, 3 * FIRST_SEED + count)
     episodes = common.rollout(policy, envs, seeds, temperature=temperature)
     return sum(episode.success for episode in episodes) / count
 
