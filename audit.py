@@ -131,18 +131,21 @@ def observed_gains(episodes):
     return [-np.diff(path) for path in paths]
 
 
+def ranks(values):
+    """Place of each value in the sorted order, from 1; equal values share their mean place."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    return (count.cumsum() - (count - 1) / 2)[place]
+
+
 def spearman(a, b):
     """Rank correlation, ties with their mean rank; 0 where there is no spread.
 
     >>> round(spearman([1, 2, 2, 9], [1, 3, 2, 4]), 4)
     0.9487
     """
-    ranks = []
-    for values in (a, b):
-        _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-        ranks.append((count.cumsum() - (count - 1) / 2)[place])
-    spread = all(len(r) and np.ptp(r) for r in ranks)
-    return float(np.corrcoef(*ranks)[0, 1]) if spread else 0.0
+    a, b = ranks(a), ranks(b)
+    spread = len(a) and np.ptp(a) and np.ptp(b)
+    return float(np.corrcoef(a, b)[0, 1]) if spread else 0.0
 
 
 def measures(credit, data):
@@ -257,7 +260,7 @@ def report(name, found):
     known = np.isfinite(data["true"])
     halves = [data[half][known] for half in ("half 1", "half 2")]
     with np.errstate(invalid="ignore"):  # too few steps, or all alike
-        ranks, plain = spearman(*halves), float(np.corrcoef(*halves)[0, 1])
+        rank, plain = spearman(*halves), float(np.corrcoef(*halves)[0, 1])
     rows = {m: with_intervals(np.concatenate(c), data) for m, c in credit.items()}
     summary = {
         "episodes": len(episodes),
@@ -266,8 +269,8 @@ def report(name, found):
         "audited": int(known.sum()),
         "spread of the truth": float(data["true"][known].std()),
         "its standard error": float(data["error"][known].mean()),
-        "halves agree": (plain, ranks),
-        "ceiling": [max(2 * r / (1 + r), 0.0) ** 0.5 for r in (plain, ranks)],
+        "halves agree": (plain, rank),
+        "ceiling": [max(2 * r / (1 + r), 0.0) ** 0.5 for r in (plain, rank)],
         "waste, exact": waste(episodes, [progress(e) for e in episodes]),
         "waste, as observed": waste(episodes, observed_gains(episodes)),
     }

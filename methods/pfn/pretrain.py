@@ -28,6 +28,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[n]) for n in (1, 2)]
 import t2spo  # noqa: E402
 
 import common  # noqa: E402
+from audit import ranks, spearman  # noqa: E402
 
 STEPS, LR, LARGEST, QUERIES = 7000, 2e-3, 1000, 64
 ROWS = 1024  # of all tasks of an optimizer step together, so that each takes about as long
@@ -140,12 +141,6 @@ def on_synthetic_tasks(regressors, sizes=(10, 20, 40, 80, 160), tasks=200):
         print_row(name, row)
 
 
-def ranks(values):
-    """Place of each value in the sorted order; equal values share their mean place."""
-    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (counts.cumsum() - (counts - 1) / 2)[which]
-
-
 def on_keydoor(regressors, sizes=(100, 300, 1000), rounds=6):
     """The support holds the toy LM's successes; the states asked for are those of two more rounds.
 
@@ -188,7 +183,7 @@ def on_keydoor(regressors, sizes=(100, 300, 1000), rounds=6):
             d, F = np.concatenate(distances), np.concatenate([-np.diff(d) for d in distances])
             own = np.concatenate([d for d, e in zip(distances, fresh) if e.success])
             row += [np.abs(d - truth).mean(), np.abs(own - left).mean()]
-            row += [np.corrcoef(ranks(d), ranks(truth))[0, 1] if np.ptp(d) > 1e-9 else 0.0]
+            row += [spearman(d.round(9), truth)]
             above = ranks(F[moved])[nearer].mean() - (nearer.sum() + 1) / 2  # Mann and Whitney
             row += [above / (~nearer).sum()]
         print_row(name, [*row, seconds])
