@@ -57,7 +57,7 @@ class ALFWorld(gymnasium.Env):
         if not self.source:
             find_games("", split)
         self.split, self.held_out, self.show_commands = split, held_out, commands
-        self.success_reward, self.prerequisites, self.game = reward, {}, None
+        self.success_reward, self.prerequisites, self.game = float(reward), {}, None
         self.games = find_games(self.source, split)
 
     def reset(self, *, seed=None, options=None):

@@ -37,6 +37,7 @@ from real_envs.webshop_engine import (
     make_goals,
     read_products,
     score_purchase,
+    texts,
     wishes,
 )
 from real_envs.webshop_pages import SEPARATOR, Session, Shop
@@ -58,7 +59,7 @@ def read_json(folder, name, kind=dict):
                     content = json.load(file)
                 if not isinstance(content, kind):
                     raise ValueError(f"it holds no {kind.__name__}")
-            except (ValueError, OSError, EOFError, lzma.LZMAError) as error:
+            except (ValueError, OSError, EOFError, RecursionError, lzma.LZMAError) as error:
                 raise ValueError(f"{path} is broken or truncated: {error}") from None
             return content
     return None
@@ -114,7 +115,10 @@ def load_shop(data="", search="memory", human_goals=False):
     if not goals:
         raise ValueError(f"no goals in {folder}")
     tags = read_json(folder, "nouns") or {}
-    known = {p.title: tags[p.asin] for p in products if p.asin in tags}
+    try:
+        known = {p.title: texts(tags[p.asin]) for p in products if p.asin in tags}
+    except TypeError as error:
+        raise ValueError(f"the nouns in {folder} cannot be read: {error}") from None
     nouns, source = noun_tagger(known)
     source = "precomputed" if all(p.title in known for p in products) else source
     find = LuceneSearch(products) if search == "lucene" else Search(products)
@@ -190,11 +194,11 @@ class WebShop(gymnasium.Env):
             raise ValueError(f"prompt is 'agent' or 'original', not {prompt!r}")
         self.observation_space = AnyText(max_length=1_000_000, min_length=0)
         self.action_space = AnyText(max_length=10_000, min_length=0)
-        self.prompt, self.win_reward, self.graded = prompt, win_reward, graded
+        self.prompt, self.win_reward, self.graded = prompt, float(win_reward), graded
         self.shop, self.show_attributes = load_shop(data, search, human_goals), show_attributes
         train, test = split_goals(self.shop, published_split)
         pools = {"train": [train], "test": [test], "both": [train, test]}
-        if split not in pools:
+        if split not in [*pools]:
             raise ValueError(f"split is one of {', '.join(pools)}, not {split!r}")
         self.split, self.pools = split, pools[split]
         if not all(self.pools):

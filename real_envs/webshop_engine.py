@@ -9,7 +9,8 @@ inside words (rec-TAN-gular); the item page does not show what has been chosen.
 
 Ours, where the original crashes or is not reproducible: `<a>` and a bare `<c>` as query have no
 effect; ties in the search are in catalogue order; the 50 random products of `<r>` depend on the
-query alone; after the end nothing happens (the original starts another session by itself).
+query alone; after the end nothing happens (the original starts another session by itself); goals
+are drawn evenly (the original draws them by their weight, which is kept).
 """
 
 import functools
@@ -82,6 +83,13 @@ def read_price(text):
     return " to ".join(f"${number}" for number in numbers), numbers
 
 
+def texts(values):
+    """A list of texts as a tuple. TypeError for all else: of one text it would be the letters."""
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise TypeError(f"{repr(values)[:80]} is no list of texts")
+    return tuple(values)
+
+
 def read_products(records, attributes):
     """Products from the original's records, in their order; the first of an asin counts.
 
@@ -94,24 +102,20 @@ def read_products(records, attributes):
             asin = record["asin"]
             if asin == "nan" or asin in products or (len(asin) > 10 and asin[:3] != "LK_"):
                 continue
+            if asin != asin.upper():  # a click could not find it
+                raise ValueError("its asin is not in upper case")
             extra, bullets = attributes.get(asin, {}), record["small_description"]
             tag, numbers = read_price(record.get("pricing"))
-            texts = [
-                record[k] for k in ("name", "full_description", "category", "product_category")
-            ]
-            bullets = tuple([bullets] if isinstance(bullets, str) else bullets)
-            own = tuple(extra.get("attributes", ["DUMMY_ATTR"]))
-            asked = tuple(extra.get("instruction_attributes") or ())
-            if not all(isinstance(text, str) for text in (*texts, *bullets, *own, *asked)):
-                raise TypeError("one of its texts is none")
+            names = "name", "full_description", "category", "product_category"
+            title, description, category, departments = texts([record[name] for name in names])
             products[asin] = Product(
                 asin=asin,
-                title=texts[0],
-                description=texts[1],
-                bullets=bullets,
-                category=texts[2],
+                title=title,
+                description=description,
+                bullets=texts([bullets] if isinstance(bullets, str) else bullets),
+                category=category,
                 query=record["query"].lower().strip(),
-                product_category=texts[3],
+                product_category=departments,
                 tag=tag,
                 price=draw.uniform(*numbers) if len(numbers) == 2 else numbers[0],
                 options={
@@ -121,9 +125,9 @@ def read_products(records, attributes):
                     for name, values in (record.get("customization_options") or {}).items()
                     if values is not None
                 },
-                attributes=own,
+                attributes=texts(extra.get("attributes", ["DUMMY_ATTR"])),
                 instruction=extra.get("instruction"),
-                instruction_attributes=asked,
+                instruction_attributes=texts(extra.get("instruction_attributes") or []),
             )
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise ValueError(f"product record {position} cannot be read: {error!r}") from None
@@ -144,16 +148,15 @@ def make_goals(products, human=None):
 
     def add(product, attributes, text, upper, options):
         goal = product.asin, product.query, product.title, product.product_category
-        goals.append(Goal(*goal, tuple(attributes), upper, options, text, product.category))
+        goals.append(Goal(*goal, attributes, upper, options, text, product.category))
 
     for product in products:
-        for given in human.get(product.asin, ()) if human else ():
-            if given["instruction_attributes"]:
+        for given in (human or {}).get(product.asin, ()):
+            if attributes := texts(given["instruction_attributes"]):
                 upper, bound = price_bound(product.price)
                 text, options = given["instruction"].rstrip("."), given["instruction_options"]
-                attributes = given["instruction_attributes"]
-                add(product, attributes, text + bound, upper, tuple(options))
-        if not human and product.instruction is not None and product.instruction_attributes:
+                add(product, attributes, text + bound, upper, texts(options))
+        if human is None and product.instruction is not None and product.instruction_attributes:
             upper, bound = price_bound(product.price)
             names = sorted(product.options)
             # A value that is listed twice gives its goals twice.
@@ -161,7 +164,7 @@ def make_goals(products, human=None):
                 wishes = ", and ".join(f"{n}: {v}" for n, v in zip(names, values))
                 text = product.instruction + (f" with {wishes}" if wishes else "") + bound
                 add(product, product.instruction_attributes, text, upper, dict(zip(names, values)))
-    if not human:  # rare attributes weigh more
+    if human is None:  # rare attributes weigh more
         counts = Counter(attribute for goal in goals for attribute in goal.attributes)
         for goal in goals:
             shares = [1.0 / counts[attribute] for attribute in goal.attributes]
@@ -186,6 +189,8 @@ class Search:
             parts = [p.title, p.title, *([p.description] if p.description else []), *p.bullets]
             tf.append(Counter(self.words(" ".join(parts))))
             count.update(tf[-1].keys())
+        if not count:
+            raise ValueError("no product has a word to search for")
         lengths = np.array([sum(words.values()) for words in tf])
         self.norm = self.k1 * (1 - self.b + self.b * lengths / lengths.mean())
         idf = {w: math.log(len(tf) - n + 0.5) - math.log(n + 0.5) for w, n in count.items()}
@@ -229,16 +234,19 @@ class LuceneSearch(Search):
             raise ImportError("lucene search needs: pip install bm25s PyStemmer") from None
         self.products, self.stem = products, Stemmer.Stemmer("porter").stemWord
         self.index = bm25s.BM25(k1=0.9, b=0.4, method="lucene")
-        texts = []
+        documents = []
         for p in products:
             options = ", and ".join(f"{n}: {', '.join(values)}" for n, values in p.options.items())
-            texts.append(" ".join([p.title, p.description, *p.bullets[:1], options]))
-        self.index.index([self.words(text) for text in texts], show_progress=False)
+            documents.append(" ".join([p.title, p.description, *p.bullets[:1], options]))
+        self.index.index([self.words(text) for text in documents], show_progress=False)
 
     def words(self, text):
-        tokens = re.findall(r"\w+(?:['’]\w+)*", text.lower())
+        # One word: letters around an apostrophe or a dot, digits around those or a comma (40.00).
+        inside = r"(?<=[^\W\d])['’.](?=[^\W\d])|(?<=\d)['’.,;](?=\d)"
+        tokens = re.findall(rf"\w(?:\w|{inside})*", text.lower())
         tokens = [re.sub(r"['’]s$", "", token) for token in tokens]
-        return [self.stem(token) for token in tokens if token not in STOP_WORDS]
+        # Words of one or two letters (sizes) have no stem.
+        return [self.stem(t) if len(t) > 2 else t for t in tokens if t not in STOP_WORDS]
 
     def scores(self, query):
         words = [word for word in self.words(query) if word in self.index.vocab_dict]
@@ -304,7 +312,8 @@ def option_hits(chosen, asked):
 
 
 def attainable(goal):
-    """Whether exactly the right options meet the goal: a `rectangular` one (tan!) cannot be met."""
+    """Whether exactly the right options meet the goal: a `rectangular` one (tan!) cannot be met.
+    (Whether each of them can be clicked is not asked.)"""
     asked = goal.goal_options
     return all(option_hits(asked.values() if isinstance(asked, dict) else asked, asked))
 
@@ -322,10 +331,10 @@ def score_purchase(product, goal, options, nouns, price=None):
     kind = 1.0 if same_query or same_category or title > 0.2 else 0.5
     if title < 0.1:  # in spite of query and category
         kind = 0.1 if title else 0.0
-    texts = [product.title.lower(), " ".join(product.bullets).lower(), product.description.lower()]
+    pages = [product.title.lower(), " ".join(product.bullets).lower(), product.description.lower()]
     attributes = sum(
         any(token_set_score(mine, attribute) > 85 for mine in product.attributes)
-        or any(attribute in text for text in texts)
+        or any(attribute in text for text in pages)
         for attribute in goal.attributes
     )
     hits = option_hits(options.values(), goal.goal_options)

@@ -191,7 +191,7 @@ class Shop:
 
     def _find(self, first, rest):
         if first == "<r>":
-            draw = random.Random(" ".join(rest))
+            draw = random.Random(" ".join(rest).encode("utf-8", "surrogatepass"))
             return draw.sample(self.products, min(RESULTS, len(self.products)))
         if first == "<q>":
             return [p for p in self.products if p.query == " ".join(rest).strip()]

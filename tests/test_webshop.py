@@ -173,6 +173,10 @@ def test_lucene_search(original):
     assert 0 < len(mattresses) < 50  # hits only
     assert all("mattress" in (p.title + p.description + str(p.bullets)).lower() for p in mattresses)
     assert search("mattresses") == mattresses and search("the") == search("zzz") == []
+    # As Lucene's tokenizer and stemmer: numbers are one word, sizes have no stem.
+    assert search.words("XS's 40.00, 12,000 cotton.Wash a1.b5") == (
+        ["xs", "40.00", "12,000", "cotton.wash", "a1", "b5"]
+    )
 
 
 def test_search_by_the_definition():
@@ -180,7 +184,7 @@ def test_search_by_the_definition():
     base = {"full_description": "", "small_description": [], "pricing": "$1", "category": "c",
             "query": "q", "product_category": "d"}  # fmt: skip
     names = ["red hat", "blue hat", "green shoe", "old shoe", "new sock"]
-    products = read_products([{**base, "asin": n[:4], "name": n} for n in names], {})
+    products = read_products([{**base, "asin": n[:4].upper(), "name": n} for n in names], {})
     from math import log
 
     rare, twice = log(4.5 / 1.5), log(3.5 / 2.5)  # idf of a word in 1 and in 2 of 5 documents
@@ -436,6 +440,8 @@ BROKEN = [
     ({"attributes": "{}"}, "no goals"),
     ({"nouns": "\x00"}, "nouns.json is broken or truncated"),
     ({"items_human_ins": '{"B0": 1}'}, "no goals"),
+    ({"items_human_ins": "{}"}, "no goals"),
+    ({"items": "[" * 200_000}, "items.json is broken or truncated"),
 ]
 
 
@@ -449,12 +455,30 @@ def test_broken_files(changes, message, tmp_path):
 @pytest.mark.parametrize("field, value", [
     ("pricing", "free"), ("small_description", None), ("customization_options", [1]),
     ("customization_options", {"Size": [{}]}), ("query", None), ("name", None),
+    ("asin", "b0lower"), ("small_description", {"a": "b"}),
 ])  # fmt: skip
 def test_broken_records(field, value, tmp_path):
     items, attributes = small_folder(tmp_path)
     items[1][field] = value
     with pytest.raises(ValueError, match="product record 1 cannot be read"):
         read_products(items, attributes)
+
+
+@pytest.mark.parametrize("broken", ["soft", {"soft": 1}, [7]])
+def test_no_text_is_read_as_its_letters(broken, tmp_path):
+    items, attributes = small_folder(tmp_path)
+    asin = items[0]["asin"]
+    for field in ("attributes", "instruction_attributes"):
+        with pytest.raises(ValueError, match="is no list of texts"):
+            read_products(items, attributes | {asin: attributes[asin] | {field: broken}})
+    wish = {"instruction": "i want it", "instruction_attributes": ["soft"],
+            "instruction_options": broken}  # fmt: skip
+    (tmp_path / "items_human_ins.json").write_text(json.dumps({asin: [wish]}))
+    with pytest.raises(ValueError, match="an instruction in .* is no list of texts"):
+        world(data=str(tmp_path), human_goals=True)
+    (tmp_path / "nouns.json").write_text(json.dumps({asin: broken}))
+    with pytest.raises(ValueError, match="the nouns in .* is no list of texts"):
+        world(data=str(tmp_path))
 
 
 def test_truncated_archive(tmp_path):
@@ -505,6 +529,7 @@ def test_human_goals(tmp_path):
     ({"data": "/no/such/place"}, "no items_shuffle_1000.json and items_ins_v2_1000.json or"),
     ({"search": "google"}, "'memory' or 'lucene'"), ({"split": "dev"}, "train, test, both"),
     ({"prompt": "loud"}, "'agent' or 'original'"), ({"human_goals": True}, "no items_human_ins"),
+    ({"win_reward": "much"}, "could not convert"), ({"split": []}, "train, test, both"),
 ])  # fmt: skip
 def test_options_that_make_no_sense(options, message):
     with pytest.raises(ValueError, match=message):
