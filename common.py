@@ -73,7 +73,7 @@ class Episode:
 def normalize_within(values, keys, std=True):
     """Values [n] against their peers, those of the same key: minus mean, over unbiased std + 1e-6.
 
-    Exactly 0 for a key with one member or only equal ones, and for a value that is not finite.
+    Exactly 0 for a key with one member or only equal ones (to 1e-9), and for values not finite.
 
     >>> normalize_within([1, 0, 0, 5], ["a", "a", "a", "b"]).round(4).tolist()
     [1.1547, -0.5773, -0.5773, 0.0]
@@ -83,7 +83,7 @@ def normalize_within(values, keys, std=True):
         members[keys[index]].append(index)
     for indices in members.values():
         peers = values[indices]
-        if peers.min() < peers.max():
+        if np.ptp(peers) > 1e-9:
             result[indices] = (peers - peers.mean()) / (peers.std(ddof=1) + 1e-6 if std else 1.0)
     return result
 
@@ -193,6 +193,11 @@ def load_policy(args):
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, gguf_file=file)
         unpacked = file and transformers.GgufConfig(dequantize=True)  # or it could not be saved
         model = load(name, gguf_file=file, quantization_config=unpacked, dtype=torch.float32)
+        with torch.no_grad():
+            out = model(torch.arange(8)[None], output_hidden_states=True)
+            plain = model.get_output_embeddings()(out.hidden_states[-1])  # as in token_logprobs
+        if not torch.allclose(plain, out.logits, atol=1e-4):
+            raise ValueError("its logits are capped or scaled, which is not supported")
         model = reference = model.to("cuda" if torch.cuda.is_available() else "cpu")
         if args.lora_rank:
             peft = importlib.import_module("peft")  # an optional extra: pip install peft
@@ -219,10 +224,13 @@ def make_envs(name, count, options="{}"):
 
 
 def ask(episode, call, *args, **options):
-    """The answer of an episode's environment. None if it crashes, which leaves the episode without
-    steps: failed, counted as such, and nobody's peer."""
+    """The answer of an episode's environment. None if it crashes, or its reward is not a number,
+    which leaves the episode without steps: failed, counted as such, and nobody's peer."""
     try:
-        return call(*args, **options)
+        answer = call(*args, **options)
+        if len(answer) == 5 and not np.isfinite(answer[1]):
+            raise ValueError(f"a reward of {answer[1]}")
+        return answer
     except Exception as error:
         tqdm.write(f"task {episode.task}: the environment crashed: {error!r}")
         episode.steps, episode.success = [], False
@@ -361,7 +369,7 @@ def token_logprobs(policy, episodes, core=None, chunk=4096):
 def policy_loss(new, old, advantages, clip=0.2, ref=None, kl=0.0):
     """The clipped surrogate of PPO, 1707.06347 eq. 7, plus the KL term of GRPO, 2402.03300 eq. 4:
     -min(ratio A, clip(ratio) A) + kl (exp(ref - new) - (ref - new) - 1). All are [N], one a token;
-    returns the loss, the k3 estimate of KL(new || ref), and whether the clip holds the token."""
+    returns loss, k3 estimate of KL(new || ref), and whether the clip holds the token."""
     ratio = (new - old).exp()
     free, held = ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages
     gap = torch.zeros_like(new) if ref is None else ref - new
@@ -467,7 +475,7 @@ class Run:
             self.log([], update(self, [], []))
         bar = tqdm(range(self.iteration + 1, self.args.iterations + 1), self.method)
         for self.iteration in bar:
-            transformers.set_seed(self.args.seed * 1_000_003 + self.iteration)
+            transformers.set_seed((self.args.seed * 1_000_003 + self.iteration) % 2**32)
             self.policy.meter = Counter(began=time.perf_counter())
             yield self.iteration
             bar.set_postfix({key: self.rows[-1][key] for key in ("success", "eval_success")})
@@ -488,17 +496,16 @@ class Run:
         args, meter, played = self.args, self.policy.meter, [e for e in episodes if e.steps]
         steps = [(e.task, step) for e in played for step in e.steps]
         visits = Counter((task, step.state) for task, step in steps)
-        groups = [{e.reward for e in played if e.task == task} for task in {e.task for e in played}]
+        tasks = {e.task for e in played}
+        groups = [{round(e.reward, 9) for e in played if e.task == task} for task in tasks]
         row = {"iteration": self.iteration, "held_out": self.panel, "eval_success": None, **metrics}
         row |= {"episodes": len(episodes), "failed": len(episodes) - len(played)}
         ends = [(e.success, e.reward, len(e.steps), e.truncated) for e in played] or [(0, 0, 0, 0)]
         row |= zip(("success", "return", "length", "truncated"), np.mean(ends, 0).tolist())
         row["success"] *= len(played) / max(len(episodes), 1)  # a crash is no success
-        own = defaultdict(list)  # an environment's own figures, each over the episodes that have it
-        for e in played:
-            for key, value in e.steps[-1].info.get("metrics", {}).items():
-                own[key].append(value)
-        row |= {key: sum(values) / len(values) for key, values in own.items()}
+        own = [e.steps[-1].info.get("metrics", {}) for e in played]  # an environment's figures,
+        for key in dict.fromkeys(key for figures in own for key in figures):  # where it gives them
+            row[key] = float(np.mean([figures[key] for figures in own if key in figures]))
         turns = [(visits[task, s.state] == 1, not s.valid) for task, s in steps] or [(0, 0)]
         row |= zip(("singletons", "invalid"), np.mean(turns, 0).tolist())
         row["dead_groups"] = sum(len(rewards) == 1 for rewards in groups) / max(len(groups), 1)

@@ -4,7 +4,8 @@
     python compare.py --methods grpo,sharpo:mix=0.05,sharpo:mix=0.8        # with options of its own
 
 Every (method, seed) is a run of the method's own script in a process of its own, with one thread
-each and as many at a time as there are cores. Finished runs are kept: calling it again continues.
+each and as many at a time as there are cores. Finished runs are kept: calling it again continues,
+with more iterations too, but not with other options.
 
 The budget counts all tokens that the policy writes or scores, a teacher's passes and verification
 rollouts included, so that a costly method pays for what it uses. Success at the budget and the area
@@ -19,6 +20,7 @@ import argparse
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -194,7 +196,16 @@ if __name__ == "__main__":
             parser.error(f"there is no method {spec!r}")
     if args.seeds < 1:
         parser.error("at least one seed is needed")
+    # What the runs that are kept must have been asked, too. (A run's own folder is its script's.)
+    asked = re.sub(r"--(iterations|eval.every)[ =]\S+ ?", "", " ".join(options)).strip()
     jobs = [(spec, seed) for seed in range(1, args.seeds + 1) for spec in methods]
+    for spec, seed in jobs:
+        folder = args.out / args.env / f"{spec}-{seed}"
+        note = Path(f"{folder}.options")
+        if folder.exists() and note.exists() and (before := note.read_text()) != asked:
+            parser.error(f"{folder} had other options, {before or 'none'}: choose another --out")
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.write_text(asked)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         calls = [
             pool.submit(run, args.out / args.env / f"{spec}-{seed}", spec, seed,

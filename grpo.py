@@ -8,7 +8,9 @@ DeepSeekMath, 2402.03300 (eq. 4 and its outcome supervision), the baseline of al
 Statistics are taken once per rollout, as in the paper; the agentic release (verl-agent) takes them
 over all step rows of a group by default, so that long rollouts weigh more. normalize_std=False is
 the variant without the division (Dr. GRPO, 2503.20783).
-Left out: nothing of the credit rule. A group whose outcomes are all equal gives no signal.
+Left out: nothing of the credit rule. A group whose outcomes are all equal, or a lone rollout, gives
+no signal. Of releases' losses: a second clip for A < 0 (dual clip), and a limit to the KL; the mean
+is over all action tokens, not first within each rollout.
 
     python grpo.py                                              # toy, CPU, under 2 minutes
     python grpo.py --model Qwen/Qwen2.5-0.5B-Instruct --lr 1e-6 --kl 0.01     # one GPU

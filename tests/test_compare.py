@@ -108,6 +108,23 @@ def test_a_killed_comparison_goes_on_and_gives_the_same_table(tmp_path):
     assert tables[0] == tables[1] and "gigpo:step_weight=0.5" in tables[0]
 
 
+def test_kept_runs_are_not_taken_for_others(tmp_path):
+    seeds = tmp_path / "seeds.txt"
+    seeds.write_text("0\n")
+    base = ["--methods", "grpo", "--seeds", "1", "--tasks", "1", "--group-size", "1"]
+    base += ["--eval-seeds", str(seeds), "--out", str(tmp_path)]
+
+    def call(*options):
+        command = [sys.executable, "compare.py", *base, *options]
+        return subprocess.run(command, cwd=HOUSE, capture_output=True, text=True)
+
+    assert call("--iterations", "1").returncode == 0
+    assert call("--iterations", "2", "--eval-every", "1").returncode == 0
+    other = call("--lr", "0.5", "--iterations", "2")
+    assert other.returncode == 2 and "had other options" in other.stderr
+    assert json.loads((tmp_path / "keydoor/grpo-1/args.json").read_text())["lr"] == 3e-4
+
+
 def test_mistakes_are_one_line():
     for options in (["--methods", "grpo,magic"], ["--seeds", "0"], ["--env", "nowhere"]):
         done = subprocess.run(

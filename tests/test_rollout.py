@@ -1,6 +1,7 @@
 """The rollout: tokens in, tokens out; one KV cache; prefixes; a chat model with long actions."""
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -318,6 +319,10 @@ def test_lora_reference_is_the_base():
     assert torch.equal(before, reference())
     new, _ = common.token_logprobs(policy, episodes)
     assert (new - before).abs().max() > 1e-3
+    for e, part in zip(episodes, new.detach().split([len(e.action_tokens) for e in episodes])):
+        for (_, i), logprob in zip(e.action_tokens, part.tolist()):
+            e.logprobs[i] = logprob
+    assert updated(policy, episodes, advantages)[0]["kl"] > 1e-6
 
 
 class Fragile(Echo):
@@ -347,6 +352,42 @@ def test_a_crash_fails_its_own_episode_and_no_other(policy, capfd):
     assert [e.success for e in episodes] == [True, False, True, False, True]
     told = capfd.readouterr()
     assert "no such game" in told.out + told.err and "out of memory" in told.out + told.err
+
+
+@pytest.mark.parametrize("reward", [None, np.nan])
+def test_an_episode_without_a_score_is_a_failed_one(policy, reward):
+    class Unscored(Fragile):
+        def step(self, action):
+            observation, _, *rest = super().step(action)
+            return observation, reward if self.task == 2 else 1.0, *rest
+
+    episodes = common.rollout(policy, [Unscored() for _ in range(3)], [1, 2, 6])
+    assert [len(e.steps) for e in episodes] == [2, 0, 2] and not episodes[1].success
+
+
+def test_a_model_with_capped_logits_is_refused(tmp_path, capsys):
+    """Its output layer alone would give other probabilities than the rollout's."""
+    config = transformers.Gemma2Config(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, head_dim=8,
+        num_attention_heads=2, num_key_value_heads=1, final_logit_softcapping=0.01,
+    )  # fmt: skip
+    transformers.Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    common.load_policy(common.Args()).tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(SystemExit):
+        common.load_policy(common.Args(model=str(tmp_path)))
+    assert "its logits are capped or scaled" in capsys.readouterr().err
+
+
+def test_dropout_is_off(policy, envs):
+    """The update sees the probabilities that were sampled from, whatever the model's dropout."""
+    policy.model.config.attention_dropout = 0.5
+    for module in policy.model.modules():
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.5
+    episodes = common.rollout(policy, envs, [1, 2])
+    new, _ = common.token_logprobs(policy, episodes)
+    old = torch.tensor([e.logprobs[i] for e in episodes for _, i in e.action_tokens])
+    assert (new - old).abs().max() < 1e-4
 
 
 def test_crashes_in_the_log(tmp_path):

@@ -10,7 +10,7 @@ import time
 
 import pytest
 import torch
-from conftest import HOUSE
+from conftest import HOUSE, walk
 
 import common
 import grpo
@@ -211,6 +211,29 @@ def test_counts_below_one(monkeypatch, capsys):
         with pytest.raises(SystemExit) as error:
             common.parse_args(grpo.Args)
         assert error.value.code == 2 and "must be at least 1" in capsys.readouterr().err
+
+
+def test_success_is_of_episodes_and_a_dead_group_is_one_of_equals(finished, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    run = common.Run(grpo.Args(resume=str(out)))
+    alive = [walk(1, "AB", 1.0), walk(1, "ABABABABAB")]  # 1 step, and 9
+    for more, dead in (([], 0.0), ([walk(2, "AB")] * 2, 0.5)):
+        episodes = [*alive, *more]
+        run.log(episodes, common.update(run, episodes, [[0.0] * len(e.steps) for e in episodes]))
+        row = run.rows[-1]
+        assert row["success"] == 1 / len(episodes) and row["dead_groups"] == dead
+        assert row["length"] == (10 + len(more)) / len(episodes)
+
+
+def test_an_evaluation_can_be_repeated(finished):
+    run = common.Run(grpo.Args(resume=str(finished), eval_temperature=1.0))
+    assert run.evaluate() == run.evaluate()
+
+
+def test_any_seed(tmp_path, few):
+    base = {"tasks": 1, "group_size": 1, "iterations": 1, "eval_seeds": few}
+    grpo.train(grpo.Args(**base, seed=2**40, out=str(tmp_path / "run")))
 
 
 def test_method_memory_comes_back(finished, tmp_path):

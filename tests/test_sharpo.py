@@ -1,5 +1,6 @@
 """SHARPO: worked numbers, fallbacks, and the hindsight pass against its definition."""
 
+import gear
 import numpy as np
 import pytest
 import sharpo
@@ -112,3 +113,9 @@ def test_hindsight_likes_what_the_attempt_did(policy, played):
                     (agree if did[step.observation] == step.action else differ).append(value)
     assert len(agree) > 10 and len(differ) > 10
     assert np.mean(agree) > np.mean(differ) + 0.1
+
+
+@pytest.mark.parametrize("method", [sharpo, gear])
+def test_the_attempt_does_not_depend_on_the_order_of_rollouts(method):
+    a, b, failed = walk(1, "ABG", 1), walk(1, "ACG", 1), walk(1, "ABD")
+    assert method.attempt_for(failed, [a, b, failed]) is method.attempt_for(failed, [b, a, failed])
