@@ -269,7 +269,8 @@ def play(policy, env, episode, logit_bias):
         step.info, step.valid = {**step.info, **info, "cut": cut}, cut or info.get("valid", True)
         step.reward = float(reward) - policy.args.invalid_penalty * (not step.valid)
         new, t = policy.turn(observation, ids[step.tokens[1] - 1]), t + 1
-        limit |= step.tokens[1] + len(new) > policy.core.config.max_position_embeddings
+        room = policy.core.config.max_position_embeddings - policy.args.max_new_tokens
+        limit |= step.tokens[1] + len(new) > room
     episode.success, episode.final_observation = info.get("success", False), observation
     episode.truncated = limit and not ended
 
@@ -328,7 +329,8 @@ def rollout(policy, envs, seeds=(), prefixes=(), temperature=None, logit_bias=la
             for layer in cache.layers:
                 layer.keys = layer.keys.take_along_dim(order, 2)
                 layer.values = layer.values.take_along_dim(order, 2)
-    policy.meter["rollout_seconds"] += time.perf_counter() - began
+    seconds, failed = time.perf_counter() - began, sum(not e.steps for e in episodes)
+    policy.meter.update(rollout_seconds=seconds, failed=failed)
     return episodes
 
 
@@ -437,7 +439,8 @@ class Run:
         self.out = Path(args.resume or args.out or HERE / "runs" / name.replace("/", "-"))
         with explain(f"read held-out seeds from {args.eval_seeds}"):
             seeds = Path(args.eval_seeds).read_text()
-            self.panel = hashlib.sha256(seeds.encode()).hexdigest()[:12]
+            tasks = f"{seeds}{getattr(self.envs[0].unwrapped, 'version', '')}"
+            self.panel = hashlib.sha256(tasks.encode()).hexdigest()[:12]
             self.held_out = [TRAIN_SEEDS + int(seed) for seed in seeds.split()]
         with explain(f"start a run in {self.out}"):
             if args.resume:
@@ -458,6 +461,8 @@ class Run:
         state = torch.load(self.out / "checkpoint.pt", weights_only=True)
         if state["method"] != self.method:
             raise ValueError(f"it is a run of {state['method']}, not of {self.method}")
+        if state["rows"][0]["held_out"] != self.panel:
+            raise ValueError("its held-out tasks, or the data of its environment, were others")
         self.policy.model.load_state_dict(state["weights"], strict=False)
         self.optimizer.load_state_dict(state["optimizer"])
         self.memory.update(state["memory"])
@@ -496,10 +501,9 @@ class Run:
         args, meter, played = self.args, self.policy.meter, [e for e in episodes if e.steps]
         steps = [(e.task, step) for e in played for step in e.steps]
         visits = Counter((task, step.state) for task, step in steps)
-        tasks = {e.task for e in played}
-        groups = [{round(e.reward, 9) for e in played if e.task == task} for task in tasks]
+        groups = [{e.reward for e in played if e.task == task} for task in {e.task for e in played}]
         row = {"iteration": self.iteration, "held_out": self.panel, "eval_success": None, **metrics}
-        row |= {"episodes": len(episodes), "failed": len(episodes) - len(played)}
+        row["episodes"] = len(episodes)
         ends = [(e.success, e.reward, len(e.steps), e.truncated) for e in played] or [(0, 0, 0, 0)]
         row |= zip(("success", "return", "length", "truncated"), np.mean(ends, 0).tolist())
         row["success"] *= len(played) / max(len(episodes), 1)  # a crash is no success
@@ -509,7 +513,7 @@ class Run:
         turns = [(visits[task, s.state] == 1, not s.valid) for task, s in steps] or [(0, 0)]
         row |= zip(("singletons", "invalid"), np.mean(turns, 0).tolist())
         row["dead_groups"] = sum(len(rewards) == 1 for rewards in groups) / max(len(groups), 1)
-        row |= {key: meter[key] for key in ("policy_tokens", "env_steps", "extra_passes")}
+        row |= {k: meter[k] for k in ("policy_tokens", "env_steps", "extra_passes", "failed")}
         row["extra_tokens"] = row["policy_tokens"] - sum(len(e.action_tokens) for e in played)
         row["extra_steps"] = row["env_steps"] - len(steps)
         row["rollout_tokens_per_s"] = meter["rollout_tokens"] / max(meter["rollout_seconds"], 1e-9)
@@ -518,7 +522,7 @@ class Run:
         self.rows.append(row)
         last = self.stopping or self.iteration == args.iterations
         if last or self.iteration % args.eval_every == 0:
-            row["eval_success"] = self.evaluate()
             row |= {"eval_guided": self.evaluate(guide)} if guide else {}
+            row |= {"eval_success": self.evaluate(), "failed": meter["failed"]}
             self.save()
         (self.out / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in self.rows))

@@ -26,9 +26,9 @@ class ALFWorld(gymnasium.Env):
     counted round and round.
 
     Two keys for the same moment: `info["state"]` is exact, the set of all facts that some action,
-    goal or text depends on (where everything lies, position and inventory included); `info["text"]`
-    is the game's answer alone, the aliased key that published code compares steps by. With
-    `commands=False` it is the observation, too.
+    goal, text or subgoal depends on (where all lies, position and inventory included), and
+    `info["text"]` is the game's answer alone, the aliased key that published code compares steps
+    by. With `commands=False` it is the observation, too.
     After the end nothing happens any more. What is not admissible (an unknown word, 10 kB of
     anything) is answered "Nothing happens.", costs a turn, and is not `valid`.
 
@@ -56,15 +56,17 @@ class ALFWorld(gymnasium.Env):
         self.source = games or os.environ.get("ALFWORLD_DATA", "")
         if not self.source:
             find_games("", split)
-        self.split, self.held_out, self.show_commands = split, held_out, commands
         self.success_reward, self.prerequisites, self.game = float(reward), {}, None
-        self.games = find_games(self.source, split)
+        self.games, self.held_out = (find_games(self.source, s) for s in (split, held_out))
+        self.show_commands, self.version = commands, f"{self.games.digest} {self.held_out.digest}"
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         if seed is None:
             seed = int(self.np_random.integers(len(self.games)))
-        games = find_games(self.source, self.held_out) if seed >= HELD_OUT else self.games
+        games = self.held_out if seed >= HELD_OUT else self.games
+        if seed >= HELD_OUT and games is self.games:
+            raise GameError("the held-out games would be those to train on: give another `split`")
         number = seed % HELD_OUT % len(games)
         self.game, self.task = games.load(number)
         self.prerequisites, self.path = self.task.prerequisites, games.paths[number]
@@ -75,7 +77,7 @@ class ALFWorld(gymnasium.Env):
         if self.game is None:
             raise gymnasium.error.ResetNeeded("step before the first reset")
         over, text = self.won, "Nothing happens."
-        operation = None if over else self.operations.get(action.strip())
+        operation = None if over else self.operations.get(str(action).strip())
         if operation:
             state = self.game.apply(self.state, operation)
             text = self.game.answer(state, operation)
@@ -136,7 +138,8 @@ class ALFWorld(gymnasium.Env):
         """verb: of the command, "" for none that was understood, None after a reset."""
         facts = self._facts()
         return {
-            "state": facts,
+            # Of two things that are looked for it matters which was seen, not only that one was.
+            "state": facts | self.seen if self.task.two else facts,
             "text": text,
             "success": self.won,
             "valid": verb != "",
@@ -163,7 +166,7 @@ def main():
         parser.error("argument --make-games: must be at least 1")
     try:
         root = make_games(args.make_games, args.seed, args.folder)
-    except (GameError, OSError) as error:
+    except (GameError, OSError, ImportError) as error:
         parser.error(str(error))
     count = len([*root.glob("*/*/*/game.tw-pddl")])
     print(f"{count} games in {root}; now: export ALFWORLD_DATA={args.folder}")

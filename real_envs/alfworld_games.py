@@ -25,6 +25,7 @@ HOW = (
     "set ALFWORLD_DATA, or make games: pip install --no-deps alfworld==0.4.2; "
     "python -m real_envs.alfworld --make-games 200 --seed 1 DIR; export ALFWORLD_DATA=DIR"
 )
+BROKEN = ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError
 
 
 class Games:
@@ -63,9 +64,11 @@ class Games:
             with lzma.open(file, "rt") as lines:
                 self.shared = json.loads(next(lines))
                 for line in lines:
-                    if line.startswith(f'{{"path": "{split}/'):
-                        self.packed[json.loads(line)["path"]] = zlib.compress(line.encode(), 1)
-        except (OSError, EOFError, lzma.LZMAError, ValueError, LookupError, StopIteration) as error:
+                    begins = re.match(r'{"path": "([^"]+)"', line)  # most are never parsed
+                    path = begins[1] if begins else json.loads(line)["path"]
+                    if path.startswith(f"{split}/"):
+                        self.packed[path] = zlib.compress(line.encode(), 1)
+        except (*BROKEN, EOFError, lzma.LZMAError, StopIteration) as error:
             raise GameError(f"{file} is not a file of games: {error!r}") from None
         return sorted(self.packed)
 
@@ -77,7 +80,12 @@ class Games:
         """(Game, Task) of the game with that number, read once for all environments."""
         if not 0 <= number < len(self):
             raise GameError(f"no game {number}: the split has {len(self)}, from 0 on")
-        return read_game(self.read(self.paths[number]), self.paths[number])
+        path = self.paths[number]
+        try:
+            text = self.read(path)
+        except BROKEN as error:
+            raise GameError(f"{path} cannot be read: {error!r}") from None
+        return read_game(text, path)
 
     def read(self, path):
         if not self.packed:
@@ -98,14 +106,7 @@ def read_game(text, name):
         return game, Task(game)
     except GameError as error:
         raise GameError(f"{name}: {error}") from None
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except BROKEN as error:
         raise GameError(f"{name}: a broken game file: {error!r}") from None
 
 

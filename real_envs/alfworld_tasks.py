@@ -11,13 +11,29 @@ CHANGES = {  # of the thing: its verb's result, what can be changed, and where
     "pick_heat_then_place_in_recep": ("ishot", "heatable", ("microwavetype",)),
     "pick_cool_then_place_in_recep": ("iscool", "coolable", ("fridgetype",)),
 }
-PLACE = ["inreceptacle", "objecttype", "receptacletype"]
-GOALS = {  # the predicates of the goal
+PLACE = "inreceptacle ?o ?r, objecttype ?o *, receptacletype ?r *"
+GOALS = {  # the literals of the goal, with ALFWorld's names for its variables; *: a type
     "pick_and_place_simple": PLACE,
-    "pick_two_obj_and_place": ["=", *PLACE, "inreceptacle", "objecttype"],
-    "look_at_obj_in_light": ["atlocation", "holds", "inreceptacle", "istoggled", "objecttype"]
-    + ["objecttype", "receptacleatlocation", "toggleable"],
-} | {name: [*PLACE, change, able] for name, (change, able, _) in CHANGES.items()}
+    "pick_two_obj_and_place": f"= ?o1 ?o2, inreceptacle ?o1 ?r, objecttype ?o1 *, "
+    f"{PLACE.replace('?o', '?o2')}",
+    "look_at_obj_in_light": "atlocation ?a ?l, holds ?a ?o, inreceptacle ?ot ?r, istoggled ?ot, "
+    "objecttype ?o *, objecttype ?ot *, receptacleatlocation ?r ?l, toggleable ?ot",
+} | {name: f"{PLACE}, {change} ?o, {able} ?o" for name, (change, able, _) in CHANGES.items()}
+
+
+def kind_of(goal):
+    """The type of task whose goal it is, or None."""
+    literals = {
+        (x.predicate, *(a.partition("@")[0] if a[0] == "?" else "*" for a in x.arguments))
+        for x in goal
+    }
+    variables = {a for x in goal for a in x.arguments if a[0] == "?" and a[:3] != "?a@"}
+    if len(variables) > len({a.partition("@")[0] for a in variables}):  # two of one name
+        return None
+    if any(x.positive == (x.predicate == "=") for x in goal):
+        return None
+    written = {name: {tuple(part.split()) for part in GOALS[name].split(", ")} for name in GOALS}
+    return next((name for name in GOALS if written[name] == literals), None)
 
 
 class Task:
@@ -30,9 +46,8 @@ class Task:
         if len(game.goals) != 1 or len(game.start.get("atlocation", ())) != 1:
             raise GameError("needs one goal, and the agent in one place")
         goal, constants = sorted(set(game.goals[0])), game.constants
-        names = {name: sorted(predicates) for name, predicates in GOALS.items()}
-        self.type = next((t for t in names if names[t] == [x.predicate for x in goal]), None)
-        if self.type is None or any(x.positive == (x.predicate == "=") for x in goal):
+        self.type = kind_of(goal)
+        if self.type is None:
             raise GameError("its goal is none of ALFWorld's six")
 
         def kinds(predicate):
@@ -43,7 +58,9 @@ class Task:
         things, self.lamp_kind = kinds("objecttype"), None
         if self.type == "look_at_obj_in_light":
             self.lamp_kind = things.pop(next(x.arguments[0] for x in goal if x[1] == "istoggled"))
-        (self.thing_kind,) = {*things.values()}
+        if len({*things.values()}) != 1:
+            raise GameError("its goal asks for two things of different kinds")
+        self.thing_kind = next(iter(things.values()))
         (target,) = {*kinds("receptacletype").values()} or {None}
         self.object_kind = dict(constants.get("objecttype", ()))
         self.place_kind = dict(constants.get("receptacletype", ()))

@@ -201,6 +201,9 @@ class WebShop(gymnasium.Env):
         if split not in [*pools]:
             raise ValueError(f"split is one of {', '.join(pools)}, not {split!r}")
         self.split, self.pools = split, pools[split]
+        self.session = None
+        told = "\n".join(goal.instruction_text for pool in self.pools for goal in pool)
+        self.version = hashlib.sha256(told.encode()).hexdigest()[:12]
         if not all(self.pools):
             raise ValueError(f"{len(self.shop.goals)} goals leave a side of split {split!r} empty")
 
@@ -225,6 +228,8 @@ class WebShop(gymnasium.Env):
         return task + self.describe(), self.info(True)
 
     def step(self, action):
+        if self.session is None:
+            raise gymnasium.error.ResetNeeded("step before the first reset")
         acted = self.session.act(action)
         ended, score = self.session.page == "done", self.session.reward
         paid = acted and ended and (score if self.graded else score == 1.0)  # once

@@ -126,6 +126,20 @@ def test_games_outside_the_fragment_say_so(name):
         read_game(json.dumps(game), "some game")
 
 
+@pytest.mark.parametrize("kind, old, new", [
+    ("pick_and_place", "?o", "mug_bar_01"), ("pick_and_place", "?r", "?o"),
+    ("pick_two", "?o2", "?o1"), ("pick_two", "(not (= ?o1 ?o2))", ""),
+    ("look", "(toggleable ?ot)", ""),
+])  # fmt: skip
+def test_goals_that_only_look_like_one_of_the_six(kind, old, new):
+    game = json.loads(made(kind))
+    start, goal = game["pddl_problem"].split("(:goal")
+    assert old in goal
+    game["pddl_problem"] = f"{start}(:goal{goal.replace(old, new)}"
+    with pytest.raises(GameError):
+        read_game(json.dumps(game), "a game")
+
+
 def test_truncated_and_garbled_game_files():
     """Whatever happens to a file, it is read, or there is one clear error, now or in play."""
     text, rng, errors = made("pick_clean"), random.Random(0), 0
@@ -398,6 +412,25 @@ def test_equal_states_have_equal_futures_and_the_text_does_not_tell():
     assert met > 20 and max(map(len, texts.values())) > 5
 
 
+@real_games
+def test_the_state_knows_which_of_two_was_seen():
+    env = make(games=REAL).unwrapped
+    for seed in (n for n, path in enumerate(env.games.paths) if "pick_two" in path):
+        env.reset(seed=seed)
+        places = {r for o, r in env.state["inreceptacle"] if o in env.task.things}
+        if len(places & env.task.openable) > 1:
+            break
+    first, second, *_ = sorted(env.game.names[r] for r in places & env.task.openable)
+    elsewhere = next(env.game.names[r] for r in env.task.spot if r not in places)
+    found = []
+    for place in (first, second):
+        env.reset(seed=seed)
+        for command in ("go to", "open", "close"):
+            assert env.step(f"{command} {place}")[-1]["valid"]
+        found.append(env.step(f"go to {elsewhere}")[-1])
+    assert found[0]["facts"] == found[1]["facts"] and found[0]["state"] != found[1]["state"]
+
+
 def test_snapshot_and_restore():
     env, rng = make().unwrapped, random.Random(0)
     for seed in range(6):
@@ -469,6 +502,13 @@ def test_seeds_count_round_and_round(seed, same):
         make().unwrapped.games.load(6)
 
 
+def test_nobody_trains_on_the_held_out_games():
+    env = make(split="valid_unseen")
+    env.reset(seed=0)
+    with pytest.raises(GameError, match="would be those to train on"):
+        env.reset(seed=1_000_000)
+
+
 def test_a_step_before_the_first_reset():
     with pytest.raises(gymnasium.error.ResetNeeded):
         make().unwrapped.step("look")
@@ -479,6 +519,7 @@ def test_a_step_before_the_first_reset():
     ({"games": "/nowhere"}, "there is no /nowhere: set ALFWORLD_DATA"),
     ({"split": "test"}, "no split 'test'"),
     ({"split": "valid_seen"}, "no games of valid_seen"),
+    ({"held_out": "valid_seen"}, "no games of valid_seen"),
     ({"games": __file__}, "not a file of games"),
 ])  # fmt: skip
 def test_games_that_are_not_there(options, message, monkeypatch, capsys):
@@ -489,6 +530,14 @@ def test_games_that_are_not_there(options, message, monkeypatch, capsys):
         common.make_envs("alfworld", 1, json.dumps({"games": MADE, **options}))
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert exit_.value.code == 2 and re.search(message, error)
+
+
+def test_a_file_of_games_may_be_spelt_otherwise(tmp_path):
+    with lzma.open(MADE, "rt") as file:
+        lines = [json.loads(line) for line in file]
+    with lzma.open(tmp_path / "games.jsonl.xz", "wt") as file:
+        file.writelines(json.dumps(dict(reversed(row.items()))) + "\n" for row in lines)
+    assert Games(tmp_path / "games.jsonl.xz", "train").paths == SPLITS["train"].paths
 
 
 def test_a_truncated_file_of_games(tmp_path):

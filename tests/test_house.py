@@ -5,7 +5,7 @@ import ast
 import pytest
 from conftest import HOUSE
 
-BUDGETS = {"common.py": 524, "grpo.py": 150}
+BUDGETS = {"common.py": 528, "grpo.py": 150}
 BUDGETS |= {f"methods/{p.name}": 250 for p in (HOUSE / "methods").glob("*.py")}
 BUDGETS |= {f"toy_envs/{p.name}": 120 for p in (HOUSE / "toy_envs").glob("*.py")}
 OURS = {p.stem for p in HOUSE.glob("*.py")} | {p.stem for p in (HOUSE / "methods").glob("*.py")}

@@ -117,6 +117,12 @@ def finished(tmp_path_factory, few):
     return out
 
 
+def resumed(folder, **changes):
+    """The options of --resume, as parse_args reads them."""
+    saved = json.loads((folder / "args.json").read_text())
+    return grpo.Args(**{**saved, "resume": str(folder), **changes})
+
+
 def snapshot(folder):
     return {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in folder.rglob("*")}
 
@@ -183,7 +189,7 @@ def test_resume_of_a_damaged_checkpoint(capsys, finished, tmp_path, damage):
     else:
         torch.save({"weights": {}}, path)
     before = snapshot(out)
-    fails(capsys, lambda: common.Run(grpo.Args(resume=str(out))), str(out))
+    fails(capsys, lambda: common.Run(resumed(out)), str(out))
     assert snapshot(out) == before
 
 
@@ -191,11 +197,11 @@ def test_a_run_that_died_while_saving_goes_on_from_the_checkpoint_before(finishe
     out = tmp_path / "run"
     shutil.copytree(finished, out)
     (out / "unfinished.pt").write_bytes(b"half")
-    resumed = common.Run(grpo.Args(resume=str(out)))
-    assert resumed.iteration == 1
-    resumed.iteration = 2
-    resumed.save()
-    assert common.Run(grpo.Args(resume=str(out))).iteration == 2
+    again = common.Run(resumed(out))
+    assert again.iteration == 1
+    again.iteration = 2
+    again.save()
+    assert common.Run(resumed(out)).iteration == 2
     assert not (out / "unfinished.pt").exists()
 
 
@@ -216,7 +222,7 @@ def test_counts_below_one(monkeypatch, capsys):
 def test_success_is_of_episodes_and_a_dead_group_is_one_of_equals(finished, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(finished, out)
-    run = common.Run(grpo.Args(resume=str(out)))
+    run = common.Run(resumed(out))
     alive = [walk(1, "AB", 1.0), walk(1, "ABABABABAB")]  # 1 step, and 9
     for more, dead in (([], 0.0), ([walk(2, "AB")] * 2, 0.5)):
         episodes = [*alive, *more]
@@ -227,7 +233,7 @@ def test_success_is_of_episodes_and_a_dead_group_is_one_of_equals(finished, tmp_
 
 
 def test_an_evaluation_can_be_repeated(finished):
-    run = common.Run(grpo.Args(resume=str(finished), eval_temperature=1.0))
+    run = common.Run(resumed(finished, eval_temperature=1.0))
     assert run.evaluate() == run.evaluate()
 
 
@@ -236,10 +242,17 @@ def test_any_seed(tmp_path, few):
     grpo.train(grpo.Args(**base, seed=2**40, out=str(tmp_path / "run")))
 
 
+def test_a_run_goes_on_with_the_same_data_only(capsys, finished, monkeypatch):
+    from toy_envs.keydoor import KeyDoor
+
+    monkeypatch.setattr(KeyDoor, "version", "other games", raising=False)
+    fails(capsys, lambda: common.Run(resumed(finished)), "data of its environment")
+
+
 def test_method_memory_comes_back(finished, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(finished, out)
-    args = grpo.Args(resume=str(out))
+    args = resumed(out)
     memory = {"table": {("a", "b"): 1.5}, "seen": [1, 2], "bank": torch.arange(3.0)}
     first = common.Run(args, memory)
     first.iteration = 7

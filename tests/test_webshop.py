@@ -549,6 +549,11 @@ def test_a_seed_beyond_the_split(split, seed):
         env.reset(seed=seed)
 
 
+def test_a_step_before_the_first_reset():
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        world().unwrapped.step("search[tea]")
+
+
 def test_lucene_says_what_it_needs(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "bm25s", None)
     with pytest.raises(SystemExit) as stop:
