@@ -18,7 +18,7 @@ repair lifts the break, a verification establishes it again), and the three ways
 the environment's rewards. The core of the authors' code is unreleased, and so is their default lam.
 Our reconstruction: the annotator (the paper asks a language model; here `events` reads the true
 facts), breadth-first distances, lam 1, "chain" (each predicate rests on the one listed before),
-what holds at the start counts as verified. Here graph="none" and attenuation="none" are the same.
+"replace" as default, the environment's state keys; what holds at the start counts as verified.
 Scopes, too: with the paper they reset with the product's page, how is not known. Here, where
 info["scope"] changes, all predicates start anew and Phi does not fall below what it was on leaving:
 to leave is free, to come back earns nothing twice, another product what it has more than the best

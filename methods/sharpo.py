@@ -13,7 +13,8 @@ The paper's: teacher = current policy + successful peer, one multiplier a turn f
 the gap, interpolated, times GRPO's advantage. Our reconstruction, since the paper does not say or
 could not be read: the mean over tokens (a sum would saturate the sigmoid), the doubled sigmoid (so
 that gap 0 changes nothing), where the sign enters (so that the stated effect is true), which
-attempt (the shortest success other than the rollout itself; without one w = 1), temperature 1.
+attempt (the shortest success other than the rollout itself; without one w = 1), where and how the
+prompt shows it, temperature 1.
 A doubt: mix is the paper's lambda, 0.05 or 0.2, under this reading, and 1 - lambda if lambda weighs
 the uniform part. At 0.05 no advantage moves by more than 5 %, for which +14 points are a lot.
 Left out: nothing else.

@@ -15,7 +15,8 @@ text encoding and step index, standardised and reduced by an SVD fitted on the s
 c = 0 where a distance is missing (the support too small, say) or the step changed nothing.
 Our reconstruction, since the paper does not say or could not be read: weight, clip, gamma, capacity
 and when it is too small; hashed words; 8 features; distances within 0 .. the largest target; `pfn`,
-a small network of ours, made as TabPFN is (methods/pfn/pretrain.py); Gaussian process; neighbours.
+a small network of ours, made as TabPFN is (methods/pfn/pretrain.py); Gaussian process; neighbours;
+that a step changed nothing is told by state keys (the paper compares texts).
 Known weaknesses, kept. T - t counts detours, so d is too large. F alone would be potential-based
 shaping; asinh, rms, clip and mask void its guarantee. c is not centred: most competent steps have F
 near 1 and gain (see mean_credit in the log). A_i alone punishes the fatal action of a failure.
