@@ -13,7 +13,6 @@ some 15 tokens a turn instead of 180.
 """
 
 import argparse
-import itertools
 import json
 import math
 import multiprocessing
@@ -40,17 +39,16 @@ from toy_envs.toy_lm.make import (  # noqa: E402
     transcript,
 )
 
-# Demonstrations, steps of imitation, learning rate, share of bad actions (the last one chosen for a
-# success of 10-35 %).
-STAGES = (12_000, 1800, 3e-3, 0.25), (3000, 400, 2e-3, 0.75)
-IDLE = 0.5  # share of the idle ones among the bad actions
-GUESS = 0.5  # share of searches that go where the thing really is
+CLEAN, BAD, CLEAN_STEPS, BAD_STEPS = 12_000, 2000, 4000, 1000
+BAD_SHARE = 0.6  # of the actions, chosen for a success of 10-35 %
+IDLE = 0.5  # share of the idle ones among them, the rest is random
+GUESS = 0.3  # share of searches that go where the thing really is
 UNREAD = [r"Your admissible actions of the current situation are: \[[^\]]*\]\.", r"[^\w\s<>]|\ba\b"]
 
 
 def new_policy(words):
     """A policy with random weights that knows these words."""
-    words = ["<pad>", "<unk>", "<end>", ">", *words]
+    words = ["<pad>", "<unk>", "<end>", ">", "reference", "end", *words]
     tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
     replace = [normalizers.Replace(Regex(pattern), " ") for pattern in UNREAD]
     tokenizer.normalizer = normalizers.Sequence([*replace, normalizers.Lowercase()])
@@ -71,22 +69,33 @@ def new_policy(words):
 
 
 def demonstrate(job):
-    """The (observation, action) pairs of a demonstration. A job is (options, seed, bad share)."""
-    options, seed, bad = job
+    """Plays (options, seed, share of bad actions, with reference?); returns its (observation,
+    action) pairs and those of the reference that it follows, or None."""
+    options, seed, bad, with_reference = job
     rng = random.Random(seed)
     (env,) = common.make_envs("alfworld", 1, options)
-    task, done = env.unwrapped, set()
+    task = env.unwrapped
 
-    def choose(_):
-        if rng.random() >= bad:
-            action = good(task, done, rng)
-        else:
-            idle = rng.random() < IDLE
-            action = rng.choice(["look", "inventory"] if idle else task.actions)
-        done.add(action)
-        return action
+    def attempt(bad, known):
+        done = set()
 
-    return play(env, seed, choose)
+        def choose(observation):
+            if observation in known and rng.random() < 0.95:
+                action = known[observation]
+            elif rng.random() >= bad:
+                action = good(task, done, rng)
+            else:
+                idle = rng.random() < IDLE
+                action = rng.choice(["look", "inventory"] if idle else task.actions)
+            done.add(action)
+            return action
+
+        return play(env, seed, choose)
+
+    reference, won = None, not with_reference
+    while not won:
+        reference, won = attempt(0.1, {})
+    return attempt(bad, dict(reference or []))[0], reference
 
 
 def good(task, done, rng):
@@ -112,26 +121,35 @@ def good(task, done, rng):
     return (closed + places + commands)[0]
 
 
+def deal(episode, names):
+    """The same episode, but every other time the names of all things and places change hands."""
+    if random.random() < 0.5:
+        dealt = dict(zip(names, random.sample(names, len(names))))
+        episode.token_ids = [dealt.get(i, i) for i in episode.token_ids]
+    return episode
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("games", help="a folder like ALFWORLD_DATA, or a file of games")
     games = str(Path(parser.parse_args().games).resolve())
     options = json.dumps({"games": games, "commands": False})
-    jobs, seeds = [], itertools.count()
-    for count, _, _, bad in STAGES:
-        jobs += [(options, next(seeds), bad) for _ in range(count)]
+    jobs = [(options, seed, 0.25, False) for seed in range(CLEAN)]
+    jobs += [(options, CLEAN + seed, BAD_SHARE, seed % 2 == 1) for seed in range(2 * BAD)]
     with multiprocessing.Pool() as pool:
         pairs = pool.imap(demonstrate, jobs, chunksize=25)
-        played = [p for p, _ in tqdm(pairs, "demonstrations", len(jobs), mininterval=10)]
-    text = " ".join(observation + " " + action for pairs in played for observation, action in pairs)
+        played = list(tqdm(pairs, "demonstrations", len(jobs), mininterval=10))
+    text = " ".join(f"{told} {action}" for pairs, _ in played for told, action in pairs)
     words = sorted({*re.findall(r"\w+", text.lower())} - {"a"})
     random.seed(0)
     torch.manual_seed(0)
     policy = new_policy(words + [n for n in map(str, range(41)) if n not in words])
+    names = sorted({*policy.encode(" ".join({*re.findall(r"[a-z]+(?= \d)", text)}))})
+    episodes = [deal(transcript(policy, *pairs), names) for pairs in played]
     imitate(policy, [copy(policy) for _ in range(4000)], 350, 3e-3, batch=32)
-    episodes = iter([transcript(policy, pairs, None) for pairs in played])
-    for count, steps, lr, _ in STAGES:
-        imitate(policy, [*itertools.islice(episodes, count)], steps, lr)
+    imitate(policy, episodes[:CLEAN], CLEAN_STEPS, 3e-3)
+    print("success after the clean demonstrations:", success(policy, "alfworld", 1.0, 128, options))
+    imitate(policy, episodes[CLEAN:], BAD_STEPS, 2e-3)
     held_out = [success(policy, "alfworld", heat, 128, options) for heat in (1.0, 0.0)]
     print("success on held-out games, greedy:", *held_out)
     policy.model.half().save_pretrained(FOLDER)
