@@ -1,6 +1,6 @@
 """Makes the small policy for ALFWorld: a tiny Llama that knows the game's words, and plays badly.
 
-    python real_envs/alfworld_lm/make.py GAMES     # a folder or a file of games; half an hour
+    python real_envs/alfworld_lm/make.py GAMES     # a folder or a file of games; 45 minutes
 
 It learns to copy, and then from demonstrations on training games alone: from fairly clean ones, and
 from bad ones, until it plays as badly as they do. The demonstrator goes by what it has read: a
