@@ -2,11 +2,13 @@
 
     python real_envs/alfworld_lm/make.py GAMES     # a folder or a file of games; 45 minutes
 
-It learns to copy, and then from demonstrations on training games alone: from fairly clean ones, and
-from bad ones, until it plays as badly as they do. The demonstrator goes by what it has read: a
-shortest way to success with the things that it has seen, and until those are enough, a search where
-it has not been. Half of the searches go where the thing really is: the policy, which cannot know,
-learns where such things usually are. Bad actions are random, or idle: they look around again.
+It learns to copy, and then, as the toys' policy does (toy_envs/toy_lm/make.py), from demonstrations
+on training games alone: fairly clean ones, then bad ones, half of them with a reference attempt. In
+every other one the names of all things and places change hands: what to take must be read, not
+guessed. The demonstrator goes by what it has read: a shortest way to success with the things that
+it has seen, and until those are enough, a search where it has not been. A third of the searches go
+where the thing really is: the policy, which cannot know, learns where such things usually are. Bad
+actions are random, or idle: they look around again.
 
 The tokenizer reads the game and not the list of admissible commands, no articles, no punctuation:
 some 15 tokens a turn instead of 180.
