@@ -193,11 +193,11 @@ def load_policy(args):
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, gguf_file=file)
         unpacked = file and transformers.GgufConfig(dequantize=True)  # or it could not be saved
         model = load(name, gguf_file=file, quantization_config=unpacked, dtype=torch.float32)
-        with torch.no_grad():
-            out = model(torch.arange(8)[None], output_hidden_states=True)
-            plain = model.get_output_embeddings()(out.hidden_states[-1])  # as in token_logprobs
-        if not torch.allclose(plain, out.logits, atol=1e-4):
-            raise ValueError("its logits are capped or scaled, which is not supported")
+        ids = torch.arange(8)[None]
+        with torch.no_grad():  # the rollout reads logits, token_logprobs the output layer alone
+            plain = model.get_output_embeddings()(model.base_model(ids).last_hidden_state)
+            if not torch.allclose(plain, model(ids).logits, atol=1e-4):
+                raise ValueError("its logits are capped or scaled, which is not supported")
         model = reference = model.to("cuda" if torch.cuda.is_available() else "cpu")
         if args.lora_rank:
             peft = importlib.import_module("peft")  # an optional extra: pip install peft

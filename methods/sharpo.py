@@ -47,7 +47,7 @@ class Args(common.Args):
 
 
 def attempt_for(episode, episodes):
-    """The shortest successful peer other than the rollout itself, in any order of them, or None."""
+    """The shortest successful peer other than the rollout itself, or None."""
     peers = [e for e in episodes if e.task == episode.task and e.success and e is not episode]
     return min(peers, key=lambda e: (len(e.steps), [s.action for s in e.steps]), default=None)
 

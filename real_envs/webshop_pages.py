@@ -3,6 +3,7 @@
 The rules, and the accidents of the original that are kept, are in webshop_engine.py.
 """
 
+import hashlib
 import json
 import random
 
@@ -180,6 +181,8 @@ class Shop:
     def __init__(self, products, goals, search, nouns):
         self.products, self.goals, self.search, self.nouns = products, goals, search, nouns
         self.by_asin, self.recent = {p.asin: p for p in products}, {}
+        told = "\n".join(goal.instruction_text for goal in goals)
+        self.version = hashlib.sha256(told.encode()).hexdigest()[:12]
 
     def find(self, keywords):
         """The products for a tuple of keywords; `<r>`, `<q>` and `<c>` as first one are special."""
