@@ -1,9 +1,11 @@
 """The credit rules: worked numbers of one small graph, and properties on random ragged groups."""
 
+import dars
 import gigpo
 import graphgpo
 import numpy as np
 import pytest
+import spader
 from conftest import random_groups, walk
 
 import common
@@ -199,3 +201,12 @@ def test_equal_outcomes_and_groups_of_one(rule):
 @pytest.mark.parametrize("rule", RULES)
 def test_two_tasks_with_the_same_text_are_two_groups(rule):
     assert all((a == 0).all() for a in rule([walk(1, "AB", 1)] * 2 + [walk(2, "AB", 0)] * 2))
+
+
+def test_returns_of_long_rollouts():
+    """By recursion, not by powers of gamma, which would under- or overflow."""
+    ones = np.ones(4096)
+    long = common.Episode(1, [common.Step("o", "a", 1.0) for _ in ones])
+    for returns in (gigpo.step_returns(long, 0.9), dars.discounted(ones, 0.9),
+                    spader.discounted(ones, 0.9)):  # fmt: skip
+        assert np.isfinite(returns).all() and returns[[0, -1]] == pytest.approx([10, 1])

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import common
 
@@ -91,6 +91,19 @@ def check_transcript(policy, episode, env):
             assert step.next_state == following.state
             ids = ids + policy.turn(following.observation, ids[-1])
     assert end == len(episode.token_ids)
+
+
+def test_what_begins_a_text_comes_once(chat):
+    """The template writes it; the tokenizer, which would write it again, is told not to."""
+    tokenizer = chat.tokenizer
+    special = tokenizer.unk_token, tokenizer.unk_token_id
+    once = processors.TemplateProcessing(single=f"{special[0]} $A", special_tokens=[special])
+    tokenizer.backend_tokenizer.post_processor = once
+    tokenizer.chat_template = f"{special[0]} {CHATML}"
+    assert tokenizer.encode("go on")[0] == special[1]
+    policy = common.Policy(chat.model, None, tokenizer, chat.args)
+    assert policy.opening("say something", "go on").count(special[1]) == 1
+    assert special[1] not in policy.turn("go on", 12)
 
 
 class Talker(Echo):
