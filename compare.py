@@ -196,7 +196,7 @@ if __name__ == "__main__":
             parser.error(f"there is no method {spec!r}")
     if args.seeds < 1:
         parser.error("at least one seed is needed")
-    # What the runs that are kept must have been asked, too. (A run's own folder is its script's.)
+    # What a kept run must have been asked, too; noted beside its folder, which its script makes.
     asked = re.sub(r"--(iterations|eval.every)[ =]\S+ ?", "", " ".join(options)).strip()
     jobs = [(spec, seed) for seed in range(1, args.seeds + 1) for spec in methods]
     for spec, seed in jobs:

@@ -23,8 +23,8 @@ in a group of 8, for any return above 0, however small. alive_only=True compares
 that have a step t, and gives 0 there. Either way, different states are compared.
 Ours: tool responses are the steps with "found" in their info, empty or not; moves that ask no tool
 are steps as well, with q = 0 (the authors count the queries of a call). A rollout without steps is
-no peer. The paper's figure gives -1 for a bad format,
-the authors' code 0: that is --invalid-penalty 1 or 0, the default.
+no peer. The paper's figure gives -1 for a bad format, the authors' code 0: that is
+--invalid-penalty 1 or 0, the default.
 No setting is grpo.py. With alpha, beta and query_cost 0 and gamma 1, rollouts of equal length with
 one reward at the end get its advantage times sqrt(n / (n - 1)), n rollouts in a group.
 Left out: matching entities in text (the environment names them); the schedule of the query cost, 0

@@ -14,7 +14,7 @@ CHANGES = {  # of the thing: its verb's result, what can be changed, and where
 PLACE = "inreceptacle ?o ?r, objecttype ?o *, receptacletype ?r *"
 GOALS = {  # the literals of the goal, with ALFWorld's names for its variables; *: a type
     "pick_and_place_simple": PLACE,
-    "pick_two_obj_and_place": f"= ?o1 ?o2, inreceptacle ?o1 ?r, objecttype ?o1 *, "
+    "pick_two_obj_and_place": f"not= ?o1 ?o2, inreceptacle ?o1 ?r, objecttype ?o1 *, "
     f"{PLACE.replace('?o', '?o2')}",
     "look_at_obj_in_light": "atlocation ?a ?l, holds ?a ?o, inreceptacle ?ot ?r, istoggled ?ot, "
     "objecttype ?o *, objecttype ?ot *, receptacleatlocation ?r ?l, toggleable ?ot",
@@ -23,17 +23,16 @@ GOALS = {  # the literals of the goal, with ALFWorld's names for its variables; 
 
 def kind_of(goal):
     """The type of task whose goal it is, or None."""
-    literals = {
-        (x.predicate, *(a.partition("@")[0] if a[0] == "?" else "*" for a in x.arguments))
-        for x in goal
-    }
-    variables = {a for x in goal for a in x.arguments if a[0] == "?" and a[:3] != "?a@"}
-    if len(variables) > len({a.partition("@")[0] for a in variables}):  # two of one name
+    variables = {a for x in goal for a in x.arguments if a[0] == "?"}
+    names = {a: a.partition("@")[0] for a in variables}  # a game numbers them, too
+    things = [name for name in names.values() if name != "?a"]  # of agents there is but one
+    if len(things) > len({*things}):
         return None
-    if any(x.positive == (x.predicate == "=") for x in goal):
-        return None
-    written = {name: {tuple(part.split()) for part in GOALS[name].split(", ")} for name in GOALS}
-    return next((name for name in GOALS if written[name] == literals), None)
+    literals = set()
+    for x in goal:
+        sign = "" if x.positive else "not"
+        literals.add(" ".join([sign + x.predicate, *(names.get(a, "*") for a in x.arguments)]))
+    return next((kind for kind in GOALS if {*GOALS[kind].split(", ")} == literals), None)
 
 
 class Task:

@@ -136,7 +136,7 @@ def test_goals_that_only_look_like_one_of_the_six(kind, old, new):
     start, goal = game["pddl_problem"].split("(:goal")
     assert old in goal
     game["pddl_problem"] = f"{start}(:goal{goal.replace(old, new)}"
-    with pytest.raises(GameError):
+    with pytest.raises(GameError, match="none of ALFWorld's six"):
         read_game(json.dumps(game), "a game")
 
 

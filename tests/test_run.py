@@ -232,9 +232,20 @@ def test_success_is_of_episodes_and_a_dead_group_is_one_of_equals(finished, tmp_
         assert row["length"] == (10 + len(more)) / len(episodes)
 
 
-def test_an_evaluation_can_be_repeated(finished):
-    run = common.Run(resumed(finished, eval_temperature=1.0))
-    assert run.evaluate() == run.evaluate()
+def test_an_evaluation_can_be_repeated(finished, monkeypatch):
+    run, rollout, played = common.Run(resumed(finished)), common.rollout, []
+
+    def record(*args):
+        played.append(rollout(*args))
+        return played[-1]
+
+    monkeypatch.setattr(common, "rollout", record)
+    transcripts = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        run.evaluate()
+        transcripts.append([e.token_ids for e in played[-1]])
+    assert transcripts[0] == transcripts[1] and run.args.eval_temperature > 0
 
 
 def test_any_seed(tmp_path, few):

@@ -34,6 +34,7 @@ import common  # noqa: E402
 from toy_envs.toy_lm.make import (  # noqa: E402
     TEMPLATE,
     copy,
+    deal,
     imitate,
     look_back,
     play,
@@ -123,14 +124,6 @@ def good(task, done, rng):
     return (closed + places + commands)[0]
 
 
-def deal(episode, names):
-    """The same episode, but every other time the names of all things and places change hands."""
-    if random.random() < 0.5:
-        dealt = dict(zip(names, random.sample(names, len(names))))
-        episode.token_ids = [dealt.get(i, i) for i in episode.token_ids]
-    return episode
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("games", help="a folder like ALFWORLD_DATA, or a file of games")
@@ -147,7 +140,10 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     policy = new_policy(words + [n for n in map(str, range(41)) if n not in words])
     names = sorted({*policy.encode(" ".join({*re.findall(r"[a-z]+(?= \d)", text)}))})
-    episodes = [deal(transcript(policy, *pairs), names) for pairs in played]
+    episodes = [transcript(policy, *pairs) for pairs in played]
+    for episode in episodes:
+        if random.random() < 0.5:
+            deal(episode, names)
     imitate(policy, [copy(policy) for _ in range(4000)], 350, 3e-3, batch=32)
     imitate(policy, episodes[:CLEAN], CLEAN_STEPS, 3e-3)
     print("success after the clean demonstrations:", success(policy, "alfworld", 1.0, 128, options))

@@ -20,7 +20,16 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import common  # noqa: E402
 from real_envs.webshop import EMBEDDED  # noqa: E402
-from toy_envs.toy_lm.make import TEMPLATE, copy, imitate, look_back, play, success  # noqa: E402
+from toy_envs.toy_lm.make import (  # noqa: E402
+    TEMPLATE,
+    copy,
+    deal,
+    imitate,
+    look_back,
+    play,
+    success,
+    transcript,
+)
 
 COPIES, CLEAN, BAD = 4000, 3000, 1500
 COPY_STEPS, CLEAN_STEPS, BAD_STEPS = 350, 800, 800
@@ -105,32 +114,19 @@ def demonstrate(env, seed, bad, with_reference):
     return play(env, seed, follow)[0], reference
 
 
-def transcript(policy, pairs, reference):
-    """The episode as the rollout would have written it, but product numbers are dealt anew, and
-    every other time all other words of the catalogue among each other, too."""
-    hint = "\n".join(f"{observation} > {action}" for observation, action in reference or [])
-    ids, steps = policy.opening(hint and f"A successful attempt:\n{hint}", pairs[0][0]), []
-    for t, (observation, action) in enumerate(pairs):
-        ids += policy.turn(observation, ids[-1]) if t else []
-        start, ids = len(ids), ids + policy.encode(action)
-        steps.append(common.Step(observation, action, tokens=(start, len(ids))))
-    words, dealt = policy.tokenizer.get_vocab(), {}
-    numbers = [i for word, i in words.items() if re.fullmatch("b0[a-z2-9]{8}", word)]
-    others = [i for word, i in words.items() if i not in numbers and word not in PAGES]
-    for group in [numbers, others][: random.randint(1, 2)]:
-        dealt |= zip(group, random.sample(group, len(group)))
-    return common.Episode(None, steps, token_ids=[dealt.get(i, i) for i in ids])
-
-
 if __name__ == "__main__":
     random.seed(0)
     torch.manual_seed(0)
     policy, (env,) = new_policy(), common.make_envs("webshop", 1)
+    words = policy.tokenizer.get_vocab()
+    numbers = [i for word, i in words.items() if re.fullmatch("b0[a-z2-9]{8}", word)]
+    others = [i for word, i in words.items() if i not in numbers and word not in PAGES]
     tasks = range(len(env.unwrapped.pools[0]))  # each seed below is a task to train on
 
     def demonstrations(count, *jobs):
         played = (demonstrate(env, random.choice(tasks), *job) for job in jobs * count)
-        return [transcript(policy, *pairs) for pairs in played]
+        episodes = (transcript(policy, *pairs) for pairs in played)
+        return [deal(e, *[numbers, others][: random.randint(1, 2)]) for e in episodes]
 
     imitate(policy, [copy(policy) for _ in range(COPIES)], COPY_STEPS, 3e-3, batch=32)
     imitate(policy, demonstrations(CLEAN, (0.1, False)), CLEAN_STEPS, 4e-3)

@@ -146,6 +146,15 @@ def transcript(policy, pairs, reference):
     return common.Episode(None, steps, token_ids=ids)
 
 
+def deal(episode, *groups):
+    """The same episode, but within each group of tokens all change hands: they must be read."""
+    dealt = {}
+    for group in groups:
+        dealt |= zip(group, random.sample(group, len(group)))
+    episode.token_ids = [dealt.get(i, i) for i in episode.token_ids]
+    return episode
+
+
 def imitate(policy, episodes, steps, lr, batch=16):
     """Maximum likelihood of the demonstrated actions, in batches of similar length."""
     episodes = sorted(episodes, key=lambda e: len(e.token_ids))
