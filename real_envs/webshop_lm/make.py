@@ -118,7 +118,7 @@ if __name__ == "__main__":
     random.seed(0)
     torch.manual_seed(0)
     policy, (env,) = new_policy(), common.make_envs("webshop", 1)
-    words = policy.tokenizer.get_vocab()
+    words = dict(sorted(policy.tokenizer.get_vocab().items()))  # its own order is never the same
     numbers = [i for word, i in words.items() if re.fullmatch("b0[a-z2-9]{8}", word)]
     others = [i for word, i in words.items() if i not in numbers and word not in PAGES]
     tasks = range(len(env.unwrapped.pools[0]))  # each seed below is a task to train on
